@@ -58,15 +58,15 @@ def is_native(target: Target, module: ModuleType) -> bool:
     return FIELD in fields
 
 
-def patch(target: Target, module: ModuleType) -> None:
-    """Make the target's streams carry the parameters. Doing it twice is doing it once.
+def patch(target: Target, module: ModuleType) -> bool:
+    """Make the target's streams carry the parameters; False if they did already.
 
     Raises Unexpected, having changed nothing, if the method is not what it was in any known version.
     """
     owner = _attribute(module, target.owner)
     original: Callable[..., AsyncGenerator[str, None]] = _attribute(owner, target.method)
     if getattr(original, _OURS, False):
-        return
+        return False
     where = f"{target.module}.{target.owner}.{target.method}"
     if not inspect.isasyncgenfunction(original):
         raise Unexpected(f"{where} is not an async generator")
@@ -87,6 +87,7 @@ def patch(target: Target, module: ModuleType) -> None:
 
     setattr(generator, _OURS, True)
     setattr(owner, target.method, generator)
+    return True
 
 
 def _attribute(holder: Any, name: str) -> Any:

@@ -42,8 +42,7 @@ def _apply(target: Target, module: ModuleType) -> None:
     try:
         if is_native(target, module):
             logger.info("turnback: this vLLM streams kv_transfer_params by itself (%s)", target.api)
-        else:
-            patch(target, module)
+        elif patch(target, module):
             logger.info("turnback: streamed %s completions carry kv_transfer_params", target.api)
     except Unexpected as error:
         _warn(target, str(error))

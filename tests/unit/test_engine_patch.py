@@ -31,9 +31,9 @@ def test_a_vllm_that_streams_the_parameters_is_known_by_its_chunk() -> None:
 @pytest.mark.parametrize(("target", "new_class"), [(CHAT, new_chat_class), (TEXT, new_text_class)])
 def test_patching_twice_is_patching_once(target: Target, new_class: Any) -> None:
     owner = new_class()
-    patch(target, module_for(target, owner))
+    assert patch(target, module_for(target, owner))
     once = getattr(owner, target.method)
-    patch(target, module_for(target, owner))
+    assert not patch(target, module_for(target, owner))
     assert getattr(owner, target.method) is once
 
 
