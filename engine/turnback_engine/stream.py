@@ -14,7 +14,7 @@ class Watched(Generic[T]):
     """``source``, item by item, remembering the KV parameters of the item that was given last.
 
     vLLM turns one item into chunks before it asks for the next, so while a chunk is on its way out
-    ``kv_transfer_params`` belongs to it, with any number of choices or prompts in the request.
+    ``kv_transfer_params`` is of the item that it came from, which is where vLLM 0.33 takes it from.
     Not a generator: nothing needs closing, and errors and cancellation pass straight through.
     """
 
