@@ -87,9 +87,7 @@ def new_text_class() -> type[Any]:
                 for output in result.outputs:
                     yield event(
                         id=request_id,
-                        choices=[
-                            {"index": prompt, "text": output.text, "finish_reason": output.finish_reason}
-                        ],
+                        choices=[{"index": prompt, "text": output.text, "finish_reason": output.finish_reason}],
                     )
             yield "data: [DONE]\n\n"
 

@@ -69,9 +69,7 @@ class NotAGenerator:
 
 
 class OtherArguments:
-    async def chat_completion_stream_generator(
-        self, request: object, results: object
-    ) -> AsyncGenerator[str, None]:
+    async def chat_completion_stream_generator(self, request: object, results: object) -> AsyncGenerator[str, None]:
         yield ""
 
 

@@ -60,9 +60,7 @@ async def test_the_chunk_with_the_finish_reason_carries_the_parameters(chat: Any
 
 async def test_nothing_else_of_the_stream_changes(chat: Any) -> None:
     before = await collect(
-        new_chat_class()().chat_completion_stream_generator(
-            Request(include_usage=True), produce(turn()), "é\u2028"
-        )
+        new_chat_class()().chat_completion_stream_generator(Request(include_usage=True), produce(turn()), "é\u2028")
     )
     after = await collect(
         chat.chat_completion_stream_generator(Request(include_usage=True), produce(turn()), "é\u2028")
@@ -72,9 +70,7 @@ async def test_nothing_else_of_the_stream_changes(chat: Any) -> None:
 
 
 async def test_usage_comes_after_and_without_the_parameters_as_in_0_33(chat: Any) -> None:
-    chunks = await collect(
-        chat.chat_completion_stream_generator(Request(include_usage=True), produce(turn()), "id")
-    )
+    chunks = await collect(chat.chat_completion_stream_generator(Request(include_usage=True), produce(turn()), "id"))
     assert [params_of(c) for c in chunks[-3:]] == [KV, "absent", "absent"]
     assert "usage" in chunks[-2]
 
@@ -119,9 +115,7 @@ async def test_nothing_retained_means_no_field(chat: Any) -> None:
 
 
 @pytest.mark.parametrize("params", [None, {}])
-async def test_a_request_without_parameters_gets_vllms_own_generator(
-    chat: Any, params: dict[str, Any] | None
-) -> None:
+async def test_a_request_without_parameters_gets_vllms_own_generator(chat: Any, params: dict[str, Any] | None) -> None:
     stream = chat.chat_completion_stream_generator(Request(params), produce(turn()), "id")
     assert stream.__name__ == "chat_completion_stream_generator"
     assert {params_of(c) for c in await collect(stream)} == {"absent"}
