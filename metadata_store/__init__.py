@@ -1,0 +1,25 @@
+"""Conversation → what decode holds for it. ``open_store`` makes the store that a URL names."""
+
+import time
+from collections.abc import Callable
+
+from metadata_store.base import Absent, Store, StoreError
+from metadata_store.memory import MemoryStore
+from metadata_store.record import Record
+from metadata_store.redis import RedisStore
+
+__all__ = ["Absent", "Record", "Store", "StoreError", "open_store"]
+
+REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
+
+
+def open_store(url: str, timeout: float, clock: Callable[[], float] = time.time) -> Store:
+    """The store at ``url``: ``memory://``, or a Redis URL. Raises ``ValueError`` for any other.
+
+    ``timeout`` in seconds bounds every call; ``clock`` tells the seconds since the epoch.
+    """
+    if url == "memory://":
+        return MemoryStore(clock)
+    if url.startswith(REDIS_SCHEMES):
+        return RedisStore(url, timeout, clock)
+    raise ValueError(f"{url!r} is neither memory:// nor a Redis URL ({', '.join(REDIS_SCHEMES)})")

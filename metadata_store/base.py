@@ -1,0 +1,52 @@
+"""The interface of a store: conversation → what decode holds for it."""
+
+from collections.abc import AsyncIterator
+from enum import Enum
+from typing import Protocol
+
+from metadata_store.record import Record
+
+
+class Absent(Enum):
+    """Why ``take`` found nothing."""
+
+    NOTHING = "nothing"
+    """Never stored, discarded, or taken by another turn."""
+    EXPIRED = "expired"
+    """It was there and nobody took it before its deadline. Told once, for an hour at most."""
+
+
+class StoreError(Exception):
+    """The store could not be asked, or gave no sense. What was asked for may or may not have happened."""
+
+
+class Store(Protocol):
+    """Entries by key. A key is opaque (``metadata_store.keys``); at most one entry per key.
+
+    An entry ceases to exist at its deadline, without anybody asking. Every call may raise ``StoreError``.
+    """
+
+    async def open(self) -> None:
+        """Make ready for use. Does not fail for a server that is down."""
+
+    async def close(self) -> None:
+        """Give back connections."""
+
+    async def take(self, key: str) -> Record | Absent:
+        """Remove the entry and return it. Of concurrent calls exactly one gets it."""
+
+    async def put(self, key: str, record: Record) -> Record | None:
+        """Store ``record``; the entry that it displaced is returned, so that its blocks can be released."""
+
+    async def restore(self, key: str, record: Record) -> bool:
+        """Put back what ``take`` gave, unless a newer entry has come meanwhile; whether it was put back."""
+
+    async def discard(self, key: str) -> Record | None:
+        """Remove the entry for good and return it."""
+
+    def scan(self) -> AsyncIterator[tuple[str, Record]]:
+        """All entries there are, in no order; those that come or go meanwhile may or may not be among them."""
+
+
+TOMBSTONE_SECONDS = 3600.0
+"""How long after a deadline ``take`` can still tell that an entry had expired."""

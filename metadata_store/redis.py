@@ -1,0 +1,140 @@
+"""The store in Redis: shared by all replicas.
+
+Per conversation two keys, tied to one cluster slot: the entry, which Redis drops at the deadline, and
+a note of that deadline that outlives it, so that "expired" can be told from "never there".
+"""
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from typing import TypeVar
+
+from redis.asyncio import Redis
+from redis.exceptions import RedisError
+
+from metadata_store.base import TOMBSTONE_SECONDS, Absent, StoreError
+from metadata_store.record import Record, UnreadableRecord, decode, encode
+
+_PREFIX = "turnback:"
+_Answer = TypeVar("_Answer")
+
+
+class RedisStore:
+    """Entries in a Redis server (6.2 or newer)."""
+
+    def __init__(self, url: str, timeout: float, clock: Callable[[], float] = time.time) -> None:
+        """``url`` as redis-py takes it; ``timeout`` in seconds bounds every call.
+
+        Raises ``ValueError`` for a URL that is none.
+        """
+        self._timeout = timeout
+        self._clock = clock
+        self._redis = Redis.from_url(
+            url,
+            socket_timeout=timeout,
+            socket_connect_timeout=timeout,
+            health_check_interval=30,
+        )
+
+    async def open(self) -> None:
+        """Nothing to make ready: connections are made when needed, since the server may come later."""
+
+    async def close(self) -> None:
+        """Close all connections."""
+        await self._redis.aclose()
+
+    async def take(self, key: str) -> Record | Absent:
+        """See ``Store.take``: GETDEL is atomic."""
+        entry, note = await self._remove(key)
+        if entry is not None:
+            return _decoded(entry)
+        if note is not None and float(note) <= self._clock():
+            return Absent.EXPIRED
+        return Absent.NOTHING
+
+    async def put(self, key: str, record: Record) -> Record | None:
+        """See ``Store.put``."""
+        displaced = await self._write(key, record, only_if_vacant=False)
+        return None if displaced is None else _decoded(displaced)
+
+    async def restore(self, key: str, record: Record) -> bool:
+        """See ``Store.restore``."""
+        if record.deadline <= self._clock():
+            return False
+        return await self._write(key, record, only_if_vacant=True) is None
+
+    async def discard(self, key: str) -> Record | None:
+        """See ``Store.discard``."""
+        entry, _ = await self._remove(key)
+        return None if entry is None else _decoded(entry)
+
+    async def scan(self) -> AsyncIterator[tuple[str, Record]]:
+        """See ``Store.scan``; not bounded in time as a whole. Unreadable entries are passed over."""
+        try:
+            async for entry_key in self._redis.scan_iter(match=f"{_PREFIX}*:entry", count=200):
+                data = await self._redis.get(entry_key)
+                if not isinstance(data, bytes):
+                    continue
+                try:
+                    record = decode(data)
+                except UnreadableRecord:
+                    continue
+                yield entry_key.decode().removeprefix(_PREFIX + "{").removesuffix("}:entry"), record
+        except (RedisError, OSError) as error:
+            raise StoreError(_said(error)) from error
+
+    async def _remove(self, key: str) -> tuple[bytes | None, bytes | None]:
+        """Remove entry and note; what they were."""
+        entry_key, note_key = _keys(key)
+
+        async def ask() -> tuple[bytes | None, bytes | None]:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.getdel(entry_key)
+                pipe.getdel(note_key)
+                entry, note = await pipe.execute()
+                return entry, note
+
+        return await self._bounded(ask)
+
+    async def _write(self, key: str, record: Record, *, only_if_vacant: bool) -> bytes | None:
+        """Write entry and note; the entry that was there before."""
+        left = max(1, _milliseconds(record.deadline - self._clock()))
+        entry_key, note_key = _keys(key)
+
+        async def ask() -> bytes | None:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.set(entry_key, encode(record), px=left, get=True, nx=only_if_vacant)
+                pipe.set(note_key, repr(record.deadline), px=left + _milliseconds(TOMBSTONE_SECONDS))
+                before, _ = await pipe.execute()
+                return before  # type: ignore[no-any-return]
+
+        return await self._bounded(ask)
+
+    async def _bounded(self, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
+        try:
+            async with asyncio.timeout(self._timeout):
+                return await ask()
+        except TimeoutError as error:
+            raise StoreError(f"Redis did not answer within {self._timeout} s") from error
+        except (RedisError, OSError) as error:
+            raise StoreError(_said(error)) from error
+
+
+def _keys(key: str) -> tuple[str, str]:
+    # The braces make both keys of a conversation live in one slot of a Redis Cluster.
+    return f"{_PREFIX}{{{key}}}:entry", f"{_PREFIX}{{{key}}}:until"
+
+
+def _milliseconds(seconds: float) -> int:
+    return int(seconds * 1000)
+
+
+def _decoded(data: bytes) -> Record:
+    try:
+        return decode(data)
+    except UnreadableRecord as error:
+        raise StoreError(f"an entry in Redis is not readable: {error}") from error
+
+
+def _said(error: BaseException) -> str:
+    return f"Redis: {type(error).__name__}: {error}"

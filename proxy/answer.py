@@ -1,0 +1,103 @@
+"""The leg that answers: a worker's answer or stream, made into what the client gets."""
+
+import time
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack
+from functools import partial
+
+import msgspec
+
+from proxy.body import NotAnObject, parse, read
+from proxy.call import Call, Reply, Report
+from proxy.harvest import Harvest
+from proxy.pool import Pool
+from proxy.relay import events, relayed
+from proxy.settings import Settings
+from proxy.upstream import Answer, BrokenOff, Failed, Refused, Stream, Upstream
+from router.workers import Worker
+
+AfterAnswer = Callable[[Harvest, str], Awaitable[None]]
+"""What to do with what was learned from a complete answer; the text is ``stream`` or ``whole``."""
+
+
+class AnswerLeg:
+    """Sends the leg whose answer the client gets."""
+
+    def __init__(self, settings: Settings, pool: Pool, upstream: Upstream) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._upstream = upstream
+
+    async def send(
+        self, call: Call, report: Report, worker: Worker, body: bytes, remember: AfterAnswer
+    ) -> Reply | Failed:
+        """The reply, or why there is none; then nothing of it has reached the client.
+
+        ``remember`` is awaited when the answer is complete, before the client is told that it is.
+        """
+        async with AsyncExitStack() as closing:
+            closing.enter_context(self._pool.leg(worker, report.prompt_tokens or 0))
+            answer = await self._upstream.stream(
+                worker.url + call.dialect.path,
+                body,
+                first_byte_timeout=self._settings.first_byte_timeout,
+                gap_timeout=self._settings.gap_timeout,
+                request_id=uuid.uuid4().hex,
+            )
+            harvest = Harvest(client_wants_ids=call.request.wants_token_ids)
+            match answer:
+                case Failed():
+                    return answer
+                case Refused(status, content_type, content):
+                    return Reply(status, content_type, content, report)
+                case Answer(status, content_type, content):
+                    report.first_part = time.perf_counter()
+                    seen = harvest.take(content)
+                    await remember(harvest, "whole")
+                    return Reply(status, content_type, content if seen is None else seen, report)
+                case Stream():
+                    closing.callback(answer.close)
+                    following = events(answer)
+                    first = await _first_event(following)
+                    if isinstance(first, Failed):
+                        return first
+                    report.first_part = time.perf_counter()
+                    parts = relayed(first, following, harvest, partial(remember, harvest, "stream"))
+                    return Reply(answer.status, answer.content_type, parts, report, closing.pop_all())
+        raise AssertionError("every kind of answer returns")
+
+
+async def _first_event(following: AsyncIterator[bytes]) -> bytes | Failed:
+    """The first event; a failure if the stream brings none, or an error of the engine's in place of an answer.
+
+    The engine answers 200 before it knows whether it could read prefill's blocks.
+    """
+    try:
+        event = await anext(following)
+    except StopAsyncIteration:
+        return Failed("the stream ended before it began", 200)
+    except BrokenOff as error:
+        return Failed(str(error))
+    error_code = _error_code(event)
+    if error_code is not None and error_code >= 500:
+        return Failed(f"the stream began with an error: {event[:300].decode(errors='replace')}", error_code)
+    return event
+
+
+class _Error(msgspec.Struct):
+    code: int | None = None
+
+
+def _error_code(event: bytes) -> int | None:
+    """The code in an error event; 500 where it has none; None for any other event."""
+    if not event.startswith(b"data:") or b'"error"' not in event:
+        return None
+    try:
+        members = parse(event[5:].strip())
+    except NotAnObject:
+        return None
+    if "choices" in members or "error" not in members:
+        return None
+    error = read(members, "error", _Error)
+    return error.code if error is not None and error.code is not None else 500

@@ -1,0 +1,75 @@
+"""The one place where the parts are put together."""
+
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from importlib.metadata import version
+
+from fastapi import FastAPI
+from starlette.routing import Route
+
+from metadata_store import open_store
+from proxy.answer import AnswerLeg
+from proxy.call import Clock
+from proxy.dialects import DIALECTS
+from proxy.memory import Memory
+from proxy.pool import Pool
+from proxy.prefill import PrefillLeg
+from proxy.prompt_ids import PromptIds
+from proxy.recall import Recall
+from proxy.release import Releaser
+from proxy.remember import Remember
+from proxy.routes.api import ApiEndpoint
+from proxy.routes.info import info_routes
+from proxy.settings import Settings
+from proxy.telemetry import Metrics, set_up_logging
+from proxy.turn import Turns
+from proxy.upstream import Upstream
+
+_RELEASE_PATIENCE = 5.0
+
+
+def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
+    """The proxy as an ASGI application. Connects to nothing before it is started."""
+    set_up_logging(settings)
+    key = settings.worker_api_key
+    metrics = Metrics()
+    upstream = Upstream(settings.connect_timeout, key.get_secret_value() if key else None)
+    pool = Pool(settings, upstream, metrics)
+    store = open_store(settings.store, settings.store_timeout, clock)
+    memory = Memory(store, settings.store_pause, metrics)
+    prompt_ids = PromptIds(settings, pool, upstream, metrics)
+    releaser = Releaser(pool, upstream, metrics, clock)
+    recall = Recall(settings, pool, memory, prompt_ids, releaser, metrics, clock)
+    remember = Remember(settings, memory, releaser, metrics, clock)
+    turns = Turns(
+        settings,
+        pool,
+        recall,
+        PrefillLeg(settings, pool, upstream, metrics),
+        AnswerLeg(settings, pool, upstream),
+        remember,
+        releaser,
+        metrics,
+        clock,
+    )
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        async with upstream:
+            await store.open()
+            pool.start()
+            try:
+                yield
+            finally:
+                await pool.stop()
+                await releaser.stop(_RELEASE_PATIENCE)
+                await store.close()
+
+    app = FastAPI(title="Turnback", version=version("turnback"), lifespan=lifespan)
+    app.include_router(info_routes(pool, upstream, metrics))
+    secret = settings.secret_key
+    for dialect in DIALECTS:
+        endpoint = ApiEndpoint(dialect, settings, secret, turns, metrics)
+        app.router.routes.append(Route(dialect.path, endpoint, methods=["POST"]))
+    return app

@@ -1,0 +1,60 @@
+"""What comes in and what goes out of a turn."""
+
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack
+from dataclasses import dataclass, field
+
+from proxy.dialects import ClientRequest, Dialect
+from router.fingerprint import Scope
+from router.reuse import Outcome, Reason
+
+Clock = Callable[[], float]
+"""Tells the seconds since the epoch."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """One request of a client, read and found to be one."""
+
+    dialect: Dialect
+    request: ClientRequest
+    request_id: str
+    """The client's own, or one made for it; echoed and logged."""
+    key: str | None
+    """Of its conversation in the store; None if it named none."""
+    scope: Scope
+
+
+@dataclass
+class Report:
+    """What is told about a turn, in its response headers, its log line and the metrics."""
+
+    outcome: Outcome = Outcome.FIRST
+    reason: Reason = Reason.NOTHING_RETAINED
+    reused_tokens: int = 0
+    prompt_tokens: int | None = None
+    """None where nobody told."""
+    turn: int = 1
+    prefill: str = ""
+    decode: str = ""
+    status: int = 0
+    started: float = field(default_factory=time.perf_counter)
+    first_part: float | None = None
+
+    def label(self, outcome: Outcome, reason: Reason) -> None:
+        """What became of reuse, from what is known now."""
+        self.outcome, self.reason = outcome, reason
+        if outcome not in (Outcome.HIT, Outcome.PARTIAL):
+            self.reused_tokens = 0
+
+
+@dataclass
+class Reply:
+    """What the client gets. ``closing`` must be closed whether or not the body was read to its end."""
+
+    status: int
+    content_type: str
+    body: bytes | AsyncIterator[bytes]
+    report: Report
+    closing: AsyncExitStack = field(default_factory=AsyncExitStack)

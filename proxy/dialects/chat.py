@@ -1,0 +1,109 @@
+"""``/v1/chat/completions``."""
+
+import msgspec
+
+from proxy.body import dump, raw, read
+from proxy.dialects.base import NEUTRAL_MEMBERS, ClientRequest, Dialect
+from proxy.errors import bad_request
+from router.kv_params import Members
+from router.reuse import Reason
+
+
+class _Part(msgspec.Struct):
+    type: str | None = None
+    text: str | None = None
+
+
+class _Message(msgspec.Struct):
+    content: str | list[str | _Part] | None = None
+
+
+class _Rendered(msgspec.Struct):
+    token_ids: list[int]
+    features: msgspec.Raw = msgspec.Raw(b"null")
+
+
+_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "reasoning"})
+
+_TOKENIZE_MEMBERS = frozenset(
+    {"model", "messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens",
+     "chat_template", "chat_template_kwargs"}
+)  # fmt: skip
+
+_IN_THE_PROMPT = frozenset({"tools", "tool_choice", "documents", "chat_template", "chat_template_kwargs",
+                            "add_generation_prompt", "continue_final_message", "reasoning_effort",
+                            "truncate_prompt_tokens", "truncation_side", "add_special_tokens"})  # fmt: skip
+
+_ANY_MESSAGE = raw([{"role": "user", "content": "."}])
+
+
+class ChatCompletions(Dialect):
+    """OpenAI's chat completions, with vLLM's additions."""
+
+    name = "chat"
+    path = "/v1/chat/completions"
+
+    def check(self, members: Members) -> None:
+        """See ``Dialect.check``."""
+        if "messages" not in members:
+            raise bad_request("The request has no messages.", "messages")
+
+    def alone(self, request: ClientRequest) -> Reason | None:
+        """See ``Dialect.alone``."""
+        return several_answers(request) or prompt_logprobs(request)
+
+    def opaque(self, request: ClientRequest) -> Reason | None:
+        """Media: equal placeholder ids do not mean equal content. ``echo`` makes the engine ignore given ids."""
+        if read(request.members, "echo", bool):
+            return Reason.ECHO
+        messages = read(request.members, "messages", list[_Message])
+        if messages is None:
+            return Reason.MEDIA
+        for message in messages:
+            if isinstance(message.content, list) and any(not _is_text(part) for part in message.content):
+                return Reason.MEDIA
+        return None
+
+    def given_ids(self, request: ClientRequest) -> list[int] | None:
+        """A chat has none."""
+        return None
+
+    def tokenize_body(self, request: ClientRequest) -> bytes | None:
+        """See ``Dialect.tokenize_body``."""
+        members = request.members
+        if not members.keys() <= _TOKENIZE_MEMBERS | NEUTRAL_MEMBERS | {"tool_choice"}:
+            return None
+        if read(members, "tool_choice", str) not in (None, "auto"):
+            return None
+        return dump({name: value for name, value in members.items() if name in _TOKENIZE_MEMBERS})
+
+    def rendered_ids(self, answer: bytes) -> list[int] | None:
+        """See ``Dialect.rendered_ids``."""
+        rendered = msgspec.json.decode(answer, type=_Rendered)
+        return rendered.token_ids if bytes(rendered.features) == b"null" else None
+
+    def with_ids(self, members: Members, ids: msgspec.Raw, params: Members) -> tuple[Members, Members]:
+        """In ``kv_transfer_params``: known from vLLM 0.28 on, ignored before."""
+        return members, params | {"prompt_token_ids": ids}
+
+    def without_history(self, members: Members) -> Members:
+        """Only towards a worker that was seen to take the ids: another would answer the mutilated prompt."""
+        kept = {name: value for name, value in members.items() if name not in _IN_THE_PROMPT}
+        return kept | {"messages": _ANY_MESSAGE}
+
+
+def several_answers(request: ClientRequest) -> Reason | None:
+    """Whether more than one answer is asked for."""
+    members = request.members
+    if (read(members, "n", int) or 1) > 1 or (read(members, "best_of", int) or 1) > 1:
+        return Reason.SEVERAL_ANSWERS
+    return Reason.SEVERAL_ANSWERS if read(members, "use_beam_search", bool) else None
+
+
+def prompt_logprobs(request: ClientRequest) -> Reason | None:
+    """Whether log-probabilities of the prompt's own tokens are asked for."""
+    return None if read(request.members, "prompt_logprobs", int) is None else Reason.PROMPT_LOGPROBS
+
+
+def _is_text(part: str | _Part) -> bool:
+    return isinstance(part, str) or part.type in _TEXT_PARTS or (part.type is None and part.text is not None)

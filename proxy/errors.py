@@ -1,0 +1,47 @@
+"""Failures, as OpenAI's API spells them."""
+
+import msgspec
+
+
+class ApiError(Exception):
+    """An answer of our own making, for a request that no worker could or should serve."""
+
+    def __init__(self, status: int, message: str, *, kind: str, param: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.kind = kind
+        self.param = param
+
+    def body(self) -> bytes:
+        """The JSON to send: OpenAI's error object, ``code`` being the status as vLLM has it."""
+        error = {"message": self.message, "type": self.kind, "param": self.param, "code": self.status}
+        return msgspec.json.encode({"error": error})
+
+    def event(self) -> bytes:
+        """The same as an event of a stream that cannot go on. No ``[DONE]`` may follow it."""
+        return b"data: " + self.body() + b"\n\n"
+
+
+def bad_request(message: str, param: str | None = None) -> ApiError:
+    """400: what the client sent cannot be served by any worker."""
+    return ApiError(400, message, kind="invalid_request_error", param=param)
+
+
+def too_large(limit: int) -> ApiError:
+    """413: the body is longer than ``limit`` bytes."""
+    return ApiError(
+        413,
+        f"The request body is larger than {limit} bytes (setting max_body_bytes).",
+        kind="invalid_request_error",
+    )
+
+
+def nobody_answers(detail: str) -> ApiError:
+    """503: every worker that could serve the turn was tried."""
+    return ApiError(503, f"No worker could serve this request: {detail}.", kind="service_unavailable_error")
+
+
+def broken_off(detail: str) -> ApiError:
+    """502: decode's answer ended before it was complete."""
+    return ApiError(502, f"The answer was broken off: {detail}.", kind="upstream_error")

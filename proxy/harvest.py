@@ -1,0 +1,128 @@
+"""Decode's answer on its way out: what is private stays here, the rest goes on as it came.
+
+The router asks decode for token ids and KV parameters that the client did not ask for. Whole answers
+and chunks of a stream have the same form, in chat and in text completions: KV parameters at the top,
+the prompt's ids at the top or in the choice, the generated ids in the choice.
+"""
+
+import msgspec
+
+from proxy.body import NotAnObject, dump, parse, read
+from router.kv_params import Members
+
+_MARKS = (b"token_ids", b"kv_transfer_params", b'"error"')
+_choices = msgspec.json.Decoder(list[Members]).decode
+_NULL = msgspec.Raw(b"null")
+_NO_CHOICES = msgspec.Raw(b"[]")
+_EMPTY_DELTA = msgspec.Raw(b"{}")
+
+
+class Harvest:
+    """What was learned from one answer of decode, and what of it the client may see."""
+
+    def __init__(self, *, client_wants_ids: bool) -> None:
+        self._client_wants_ids = client_wants_ids
+        self.prompt_ids: msgspec.Raw | None = None
+        self.generated: list[int] = []
+        self.params: msgspec.Raw | None = None
+        self.failed = False
+        """Whether an error came instead of, or in the middle of, the answer."""
+        self.finished: str | None = None
+        """The last finish reason seen."""
+        self._complete = True
+
+    @property
+    def tokens(self) -> list[int] | None:
+        """Prompt and generated ids, as decode told them; None if it did not, or left some out."""
+        prompt = self._prompt()
+        return prompt + self.generated if prompt is not None and self._complete else None
+
+    @property
+    def prompt_tokens(self) -> list[int] | None:
+        """The prompt's ids, as decode told them."""
+        return self._prompt()
+
+    def take(self, data: bytes) -> bytes | None:
+        """``data`` (a whole answer, or one chunk) without what is private.
+
+        None for a chunk that is there only because token ids were asked for. What is not JSON, or has
+        nothing private, comes back as the same bytes.
+        """
+        if not any(mark in data for mark in _MARKS):
+            if b'"finish_reason"' in data:
+                # A chunk with text and without ids: those that follow cannot be placed any more.
+                self._complete = self._complete and b'"choices":[]' in data
+            return data
+        try:
+            members = parse(data)
+        except NotAnObject:
+            return data
+        if members.get("error", _NULL) != _NULL:
+            self.failed = True
+        if (params := members.pop("kv_transfer_params", None)) is not None and params != _NULL:
+            self.params = params
+        self._prompt_in(members)
+        choices = self._take_choices(members)
+        if choices == []:
+            return None
+        if choices is not None:
+            members["choices"] = msgspec.Raw(msgspec.json.encode(choices))
+        return dump(members)
+
+    def _take_choices(self, members: Members) -> list[Members] | None:
+        """The choices as the client may see them; None if there are none to look at."""
+        raw = members.get("choices", _NULL)
+        if raw in (_NO_CHOICES, _NULL):
+            return None
+        try:
+            choices = _choices(raw)
+        except msgspec.DecodeError:
+            return None
+        kept = []
+        for choice in choices:
+            self._prompt_in(choice)
+            self._generated_in(choice)
+            self.finished = read(choice, "finish_reason", str) or self.finished
+            if self._client_wants_ids:
+                kept.append(choice)
+            elif not _only_ids(choice):
+                choice.pop("token_ids", None)
+                kept.append(choice)
+        return kept
+
+    def _prompt_in(self, holder: Members) -> None:
+        ids = holder.get("prompt_token_ids")
+        if ids is not None and ids != _NULL:
+            self.prompt_ids = ids
+        if not self._client_wants_ids:
+            holder.pop("prompt_token_ids", None)
+
+    def _generated_in(self, choice: Members) -> None:
+        ids = read(choice, "token_ids", list[int])
+        if ids is not None:
+            self.generated += ids
+        elif not _is_opening(choice):
+            self._complete = False
+
+    def _prompt(self) -> list[int] | None:
+        if self.prompt_ids is None:
+            return None
+        try:
+            return msgspec.json.decode(self.prompt_ids, type=list[int])
+        except msgspec.DecodeError:
+            return None
+
+
+def _is_opening(choice: Members) -> bool:
+    """Whether this is the chunk that only names the role, before any token."""
+    delta = read(choice, "delta", dict[str, msgspec.Raw])
+    return delta is not None and "role" in delta
+
+
+def _only_ids(choice: Members) -> bool:
+    """Whether the engine sent this choice for its token ids alone: it says nothing else."""
+    return (
+        choice.get("delta") == _EMPTY_DELTA
+        and choice.get("logprobs", _NULL) == _NULL
+        and choice.get("finish_reason", _NULL) == _NULL
+    )

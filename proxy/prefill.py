@@ -1,0 +1,109 @@
+"""The prefill leg: compute the prompt, with what may be reused, and keep its blocks for decode."""
+
+import uuid
+from dataclasses import dataclass
+
+import msgspec
+
+from proxy.body import raw
+from proxy.call import Call
+from proxy.pool import Pool
+from proxy.settings import Settings
+from proxy.telemetry import Metrics
+from proxy.upstream import Answer, Failed, Refused, Upstream
+from router.kv_params import Members, first_turn
+from router.reuse import Reuse
+from router.workers import Worker
+
+
+@dataclass(frozen=True)
+class Prefilled:
+    """The prompt's blocks wait on prefill, to be read once."""
+
+    params: Members
+    """What prefill said of them, for the decode leg."""
+    ids: msgspec.Raw | None
+    """The prompt's token ids; None if they are not known."""
+    prompt_tokens: int | None
+
+
+@dataclass(frozen=True)
+class NothingToRead:
+    """Prefill answered without parameters: there is nothing for decode to read."""
+
+
+@dataclass(frozen=True)
+class OtherTokens:
+    """Prefill worked on another prompt than the one that was verified."""
+
+
+PrefillResult = Prefilled | NothingToRead | OtherTokens | Refused | Failed
+
+
+class _Usage(msgspec.Struct):
+    prompt_tokens: int = -1
+
+
+class _Choice(msgspec.Struct):
+    prompt_token_ids: msgspec.Raw | None = None
+
+
+class _Answer(msgspec.Struct):
+    kv_transfer_params: Members | None = None
+    prompt_token_ids: msgspec.Raw | None = None
+    choices: list[_Choice] = []
+    usage: _Usage | None = None
+
+    def ids(self) -> msgspec.Raw | None:
+        """Of the prompt: at the top in chat, in the choice in text completions."""
+        told = self.prompt_token_ids or (self.choices[0].prompt_token_ids if self.choices else None)
+        return None if told is None or bytes(told) == b"null" else told
+
+
+class PrefillLeg:
+    """Sends prefill legs."""
+
+    def __init__(self, settings: Settings, pool: Pool, upstream: Upstream, metrics: Metrics) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._upstream = upstream
+        self._metrics = metrics
+
+    async def send(self, call: Call, worker: Worker, ids: list[int] | None, reuse: Reuse | None) -> PrefillResult:
+        """One prefill leg on ``worker``.
+
+        ``ids`` are the prompt's token ids where they are known already; ``reuse`` is what was verified
+        against them.
+        """
+        dialect = call.dialect
+        told = raw(ids) if ids is not None and worker.honours_ids(dialect.name) else None
+        body = dialect.prefill_leg(call.request, reuse.params if reuse else first_turn(), told)
+        with (
+            self._pool.leg(worker, len(ids) if ids else 0),
+            self._metrics.prefill.labels("yes" if reuse else "no").time(),
+        ):
+            answer = await self._upstream.post(
+                worker.url + dialect.path, body, self._settings.prefill_timeout, request_id=uuid.uuid4().hex
+            )
+        if not isinstance(answer, Answer):
+            return answer
+        try:
+            read = msgspec.json.decode(answer.body, type=_Answer)
+        except msgspec.DecodeError as error:
+            return Failed(f"prefill's answer is not as expected: {error}", answer.status)
+        return self._result(read, ids, told, reuse)
+
+    def _result(
+        self, answer: _Answer, ids: list[int] | None, told: msgspec.Raw | None, reuse: Reuse | None
+    ) -> Prefilled | NothingToRead | OtherTokens:
+        count = answer.usage.prompt_tokens if answer.usage else -1
+        found = told or answer.ids()
+        if told is not None and ids is not None:
+            # A worker that stopped taking given ids answers the prompt without history that it was sent.
+            if count != len(ids):
+                return OtherTokens()
+        elif reuse is not None and (found is None or msgspec.json.decode(found) != ids):
+            return OtherTokens()
+        if not answer.kv_transfer_params:
+            return NothingToRead()
+        return Prefilled(answer.kv_transfer_params, found, count if count >= 0 else None)

@@ -1,0 +1,151 @@
+"""What one worker can do, found out by asking it. Once per start of the worker."""
+
+from dataclasses import dataclass
+
+import msgspec
+from prometheus_client.parser import text_string_to_metric_families
+
+from proxy.body import dump, raw
+from proxy.dialects import DIALECTS, Dialect
+from proxy.harvest import Harvest
+from proxy.upstream import Answer, Upstream
+from router.kv_params import Members
+from router.workers import Capabilities
+
+_QUESTIONS: dict[str, Members] = {
+    # Enough roles that a template which treats them differently shows.
+    "chat": {
+        "messages": raw(
+            [
+                {"role": "system", "content": "Answer with one word."},
+                {"role": "user", "content": "Is 4 even?"},
+                {"role": "assistant", "content": "yes"},
+                {"role": "user", "content": "Is 5?"},
+            ]
+        )
+    },
+    "completions": {"prompt": raw("The first ten natural numbers are 1, 2,")},
+}
+
+_WANTED_METRICS = ("process_start_time_seconds", "vllm:cache_config_info")
+
+
+class ProbeFailed(Exception):
+    """The worker did not answer what every worker answers; it is asked again later."""
+
+
+@dataclass(frozen=True)
+class Vitals:
+    """What ``/metrics`` tells: which start of the worker this is, and its KV cache."""
+
+    generation: str
+    block_size: int | None
+    num_blocks: int | None
+
+
+def vitals(metrics: str) -> Vitals:
+    """Read from a worker's ``/metrics``. A worker that does not tell its start has generation ``unknown``."""
+    generation, block_size, num_blocks = "unknown", None, None
+    # Only the lines that are wanted are parsed: vLLM has thousands, and this is read every few seconds.
+    lines = "\n".join(line for line in metrics.splitlines() if line.startswith(_WANTED_METRICS))
+    for family in text_string_to_metric_families(lines + "\n"):
+        for sample in family.samples:
+            if sample.name == "process_start_time_seconds":
+                generation = repr(sample.value)
+            else:
+                block_size = _positive(sample.labels.get("block_size"))
+                num_blocks = _positive(sample.labels.get("num_gpu_blocks"))
+    return Vitals(generation, block_size, num_blocks)
+
+
+async def discover(upstream: Upstream, url: str, seen: Vitals, timeout: float) -> Capabilities:
+    """What the worker at ``url`` offers; each question within ``timeout`` seconds. Raises ``ProbeFailed``."""
+    model = await _model(upstream, url, timeout)
+    renders, tokenizes, honours = set(), set(), set()
+    for dialect in DIALECTS:
+        question = {"model": raw(model), **_QUESTIONS[dialect.name]}
+        truth = await _prompt_ids(upstream, url, dialect, question, timeout)
+        if truth is None:
+            # No such endpoint (a base model has no chat template), or a version that tells no ids.
+            continue
+        if await _rendered(upstream, url, dialect, question, timeout) == truth:
+            renders.add(dialect.name)
+        if await _tokenized(upstream, url, dialect, question, timeout) == truth:
+            tokenizes.add(dialect.name)
+        members, params = dialect.with_ids(dialect.without_history(question), raw(truth), {})
+        if params:
+            members["kv_transfer_params"] = msgspec.Raw(dump(params))
+        if await _prompt_ids(upstream, url, dialect, members, timeout) == truth:
+            honours.add(dialect.name)
+    return Capabilities(
+        generation=seen.generation,
+        block_size=seen.block_size,
+        num_blocks=seen.num_blocks,
+        renders=frozenset(renders),
+        tokenizes=frozenset(tokenizes),
+        honours_ids=frozenset(honours),
+    )
+
+
+class _Tokenized(msgspec.Struct):
+    tokens: list[int]
+
+
+def tokenized_ids(answer: bytes) -> list[int]:
+    """The ids in an answer of ``/tokenize``. Raises ``msgspec.DecodeError``."""
+    return msgspec.json.decode(answer, type=_Tokenized).tokens
+
+
+class _Model(msgspec.Struct):
+    id: str
+
+
+class _Models(msgspec.Struct):
+    data: list[_Model]
+
+
+async def _model(upstream: Upstream, url: str, timeout: float) -> str:
+    answer = await upstream.get(f"{url}/v1/models", timeout)
+    if not isinstance(answer, Answer):
+        raise ProbeFailed(f"/v1/models: {answer}")
+    try:
+        return msgspec.json.decode(answer.body, type=_Models).data[0].id
+    except (msgspec.DecodeError, IndexError) as error:
+        raise ProbeFailed(f"/v1/models names no model: {error}") from error
+
+
+async def _prompt_ids(
+    upstream: Upstream, url: str, dialect: Dialect, question: Members, timeout: float
+) -> list[int] | None:
+    """The prompt's ids as the worker tells them with an answer of one token."""
+    body = dump(question | {"max_tokens": raw(1), "return_token_ids": raw(True), "temperature": raw(0)})
+    answer = await upstream.post(url + dialect.path, body, timeout)
+    if not isinstance(answer, Answer):
+        return None
+    harvest = Harvest(client_wants_ids=False)
+    harvest.take(answer.body)
+    return harvest.prompt_tokens
+
+
+async def _rendered(
+    upstream: Upstream, url: str, dialect: Dialect, question: Members, timeout: float
+) -> list[int] | None:
+    answer = await upstream.post(url + dialect.render_path, dump(question), timeout)
+    try:
+        return dialect.rendered_ids(answer.body) if isinstance(answer, Answer) else None
+    except msgspec.DecodeError:
+        return None
+
+
+async def _tokenized(
+    upstream: Upstream, url: str, dialect: Dialect, question: Members, timeout: float
+) -> list[int] | None:
+    answer = await upstream.post(f"{url}/tokenize", dump(question), timeout)
+    try:
+        return tokenized_ids(answer.body) if isinstance(answer, Answer) else None
+    except msgspec.DecodeError:
+        return None
+
+
+def _positive(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() and int(text) > 0 else None

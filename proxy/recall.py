@@ -1,0 +1,117 @@
+"""Before the first leg: what decode still holds for the conversation, and how much of it may be reused."""
+
+from dataclasses import dataclass
+
+from metadata_store import Absent, Record
+from proxy.call import Call, Clock, Report
+from proxy.memory import Memory, Unavailable
+from proxy.pool import Pool
+from proxy.prompt_ids import PromptIds
+from proxy.release import Releaser, Why
+from proxy.settings import Settings
+from proxy.telemetry import Metrics
+from router.reuse import Conditions, NoReuse, Outcome, Reason, Reuse, decide, holder_state
+from router.workers import Role, Worker
+
+
+@dataclass(frozen=True)
+class Verified:
+    """An entry that this turn alone has, and what of it was found equal to the prompt."""
+
+    record: Record
+    reuse: Reuse
+    prefill: Worker
+    """The worker that it was decided for."""
+
+
+@dataclass(frozen=True)
+class Recalled:
+    """What a turn knows before its first leg."""
+
+    ids: list[int] | None = None
+    """The prompt's token ids, if they had to be asked for."""
+    verified: Verified | None = None
+    key: str | None = None
+    """Under which to remember what decode will hold after this turn; None if it must not be reused."""
+    ids_say_all: bool = True
+    """Whether token ids tell the whole prompt, so that the legs may be given them in its place."""
+
+
+class Recall:
+    """Takes entries and verifies them."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        pool: Pool,
+        memory: Memory,
+        prompt_ids: PromptIds,
+        releaser: Releaser,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._memory = memory
+        self._prompt_ids = prompt_ids
+        self._releaser = releaser
+        self._metrics = metrics
+        self._clock = clock
+
+    async def of(self, call: Call, report: Report) -> Recalled:
+        """Take the conversation's entry and verify it against the prompt; ``report`` gets the outcome.
+
+        An entry that was taken and is of no use for this turn goes back, or its blocks are released.
+        """
+        opaque = call.dialect.opaque(call.request)
+        if not self._settings.reuse:
+            report.label(Outcome.OFF, Reason.REUSE_OFF)
+            return Recalled(ids_say_all=opaque is None)
+        if opaque is not None:
+            report.label(Outcome.UNSUPPORTED, opaque)
+            return Recalled(ids_say_all=False)
+        if call.key is None:
+            report.label(Outcome.NONE, Reason.NO_CONVERSATION_ID)
+            return Recalled()
+        nothing = Recalled(key=call.key)
+        taken = await self._memory.take(call.key)
+        if isinstance(taken, Unavailable):
+            report.label(Outcome.FAILED, Reason.STORE_UNAVAILABLE)
+            self._metrics.fallbacks.labels(Reason.STORE_UNAVAILABLE).inc()
+            return nothing
+        if isinstance(taken, Absent):
+            expired = taken is Absent.EXPIRED
+            report.label(
+                Outcome.EXPIRED if expired else Outcome.FIRST,
+                Reason.PAST_DEADLINE if expired else Reason.NOTHING_RETAINED,
+            )
+            return nothing
+        try:
+            return await self._verify(call, call.key, report, taken)
+        except BaseException:
+            # The client went away, and nothing was sent to an engine yet.
+            await self._memory.restore(call.key, taken)
+            raise
+
+    async def _verify(self, call: Call, key: str, report: Report, record: Record) -> Recalled:
+        report.turn = record.turn + 1
+        holder = self._pool.find(Role.DECODE, record.worker)
+        gone = holder_state(record, holder, self._clock())
+        if gone is not None:
+            report.label(gone.outcome, gone.reason)
+            return Recalled(key=key)
+        ids = await self._prompt_ids.of(call.dialect, call.request)
+        if ids is None:
+            report.label(Outcome.UNSUPPORTED, Reason.NO_TOKEN_IDS)
+            await self._memory.restore(key, record)
+            return Recalled(key=key)
+        prefill = self._pool.choose(Role.PREFILL, preferred=record.prefill)
+        conditions = Conditions(self._clock(), call.scope, self._settings.kv_recompute_threshold)
+        decision = decide(record, ids, holder, prefill, conditions)
+        report.label(decision.outcome, decision.reason)
+        if isinstance(decision, NoReuse):
+            diverged = decision.outcome is Outcome.DIVERGED
+            self._releaser.release_record(record, Why.DIVERGED if diverged else Why.UNUSED)
+            return Recalled(ids=ids, key=key)
+        report.reused_tokens = decision.tokens
+        return Recalled(ids=ids, verified=Verified(record, decision, prefill), key=key)

@@ -1,0 +1,238 @@
+"""Every setting, once: command line > environment (``TURNBACK_*``) > YAML file > default."""
+
+import argparse
+import os
+import secrets
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic_settings import (
+    BaseSettings,
+    CliApp,
+    CliVariadicArg,
+    NoDecode,
+    PydanticBaseSettingsSource,
+    SettingsConfigDict,
+    SettingsError,
+)
+from yarl import URL
+
+from metadata_store import open_store
+from metadata_store.keys import derive_secret
+
+Urls = Annotated[CliVariadicArg[list[str]], NoDecode]
+Names = Annotated[CliVariadicArg[list[str]], NoDecode]
+
+CONVERSATION_ID_SOURCES = (
+    "header:x-conversation-id",
+    "body:conversation_id",
+    "body:metadata.conversation_id",
+    "body:prompt_cache_key",
+    "header:x-session-id",
+)
+
+
+class WrongSettings(Exception):
+    """Settings that cannot be used; the message is one line and names the setting."""
+
+
+class Settings(BaseSettings):
+    """What can be set. A field's name is its YAML key; with dashes its option; in capitals its variable."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="TURNBACK_",
+        extra="forbid",
+        frozen=True,
+        cli_prog_name="turnback serve",
+        cli_kebab_case=True,
+        cli_implicit_flags=True,
+        cli_hide_none_type=True,
+        cli_avoid_json=True,
+    )
+
+    prefill: Urls = Field(default=[], validate_default=True, description="URLs of the prefill workers")
+    decode: Urls = Field(default=[], validate_default=True, description="URLs of the decode workers")
+    render: str | None = Field(
+        default=None, description="URL of a render server (vllm launch render); without it the workers render"
+    )
+    store: str = Field(default="memory://", description="where entries are kept: memory:// or redis://HOST:PORT/DB")
+    store_timeout: float = Field(
+        default=0.25, gt=0, description="seconds to wait for the store before a turn is served without it"
+    )
+    store_pause: float = Field(
+        default=1.0, ge=0, description="seconds in which a store that just failed is not asked again"
+    )
+    secret: SecretStr | None = Field(
+        default=None,
+        description="key of the hashes in the store, the same on all replicas; by default derived from the Redis URL,"
+        " or random with the memory store",
+    )
+    host: str = Field(default="127.0.0.1", description="address to listen on")
+    port: int = Field(default=8000, ge=0, le=65535, description="port to listen on")
+    workers: int = Field(default=1, ge=1, description="processes of this proxy; more than one needs a Redis store")
+    config: Path | None = Field(default=None, description="YAML file with any of these settings")
+    worker_api_key: SecretStr | None = Field(
+        default=None, description="key sent to every worker; the client's own credential never is"
+    )
+
+    reuse: bool = Field(default=True, description="hand prefill what decode retained")
+    decoder_kv_blocks_ttl: float = Field(
+        default=480.0,
+        gt=0,
+        description="seconds for which decode keeps a turn's blocks: the engine's setting",
+    )
+    decoder_kv_blocks_margin: float = Field(
+        default=10.0,
+        ge=0,
+        description="seconds before the end of that time from which an entry is not used any more",
+    )
+    kv_recompute_threshold: int = Field(
+        default=64,
+        ge=0,
+        description="tokens below which prefill computes rather than copies: the engine's setting",
+    )
+    conversation_id_sources: Names = Field(
+        default=list(CONVERSATION_ID_SOURCES),
+        description="where the conversation id is looked for, in order: header:NAME, body:MEMBER or body:MEMBER.MEMBER",
+    )
+
+    max_body_bytes: int = Field(default=64 * 1024 * 1024, gt=0, description="largest request body, in bytes")
+    connect_timeout: float = Field(default=5.0, gt=0, description="seconds to connect to a worker")
+    prefill_timeout: float = Field(default=600.0, gt=0, description="seconds for a whole prefill leg")
+    first_byte_timeout: float = Field(default=600.0, gt=0, description="seconds until decode begins to answer")
+    gap_timeout: float = Field(default=300.0, gt=0, description="seconds between two parts of decode's answer")
+    render_timeout: float = Field(
+        default=10.0,
+        gt=0,
+        description="seconds for the prompt's token ids before a turn is served without reuse",
+    )
+    probe_interval: float = Field(default=2.0, gt=0, description="seconds between two health probes of a worker")
+    probe_timeout: float = Field(default=5.0, gt=0, description="seconds after which a health probe has failed")
+
+    log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
+    log_format: Literal["console", "json"] = Field(default="console", description="form of the log lines")
+
+    @field_validator("prefill", "decode", "conversation_id_sources", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        """One text with commas, as environment variables have it, or a list of such."""
+        parts = [value] if isinstance(value, str) else value
+        if not isinstance(parts, list):
+            return value
+        return [
+            piece.strip()
+            for part in parts
+            for piece in (part.split(",") if isinstance(part, str) else [part])
+            if not isinstance(piece, str) or piece.strip()
+        ]
+
+    @field_validator("prefill", "decode")
+    @classmethod
+    def _some_workers(cls, urls: list[str]) -> list[str]:
+        if not urls:
+            raise ValueError("at least one URL is needed")
+        return list(dict.fromkeys(_worker_url(url) for url in urls))
+
+    @field_validator("render")
+    @classmethod
+    def _render_url(cls, url: str | None) -> str | None:
+        return None if url is None else _worker_url(url)
+
+    @field_validator("store")
+    @classmethod
+    def _known_store(cls, url: str) -> str:
+        open_store(url, timeout=1.0)
+        return url
+
+    @field_validator("conversation_id_sources")
+    @classmethod
+    def _known_sources(cls, sources: list[str]) -> list[str]:
+        for source in sources:
+            kind, _, name = source.partition(":")
+            if kind not in ("header", "body") or not name or name.count(".") > (kind == "body"):
+                raise ValueError(f"{source!r} is none of header:NAME, body:MEMBER, body:MEMBER.MEMBER")
+        return sources
+
+    @model_validator(mode="after")
+    def _fit_together(self) -> "Settings":
+        if self.decoder_kv_blocks_margin >= self.decoder_kv_blocks_ttl:
+            raise ValueError("decoder_kv_blocks_margin: must be shorter than decoder_kv_blocks_ttl")
+        if self.workers > 1 and self.store == "memory://":
+            raise ValueError("store: several processes share conversations through Redis only, not memory://")
+        return self
+
+    @property
+    def secret_key(self) -> bytes:
+        """The key of all hashes. Random for ``memory://``: what it protects ends with the process."""
+        if self.secret is not None:
+            return derive_secret(self.secret.get_secret_value())
+        if self.store == "memory://":
+            return secrets.token_bytes(32)
+        return derive_secret(self.store)
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """Values given to the constructor come last: ``load`` gives the YAML file's."""
+        return env_settings, init_settings
+
+
+def load(arguments: Sequence[str]) -> Settings:
+    """The settings that ``arguments`` (of ``turnback serve``), environment and YAML file give.
+
+    Raises ``WrongSettings``; ends the process for ``--help`` and unknown options, as argparse does.
+    """
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    finder.add_argument("--config", type=Path)
+    path = finder.parse_known_args(arguments)[0].config or os.environ.get("TURNBACK_CONFIG")
+    values = {} if path is None else _yaml(Path(path))
+    try:
+        return CliApp.run(Settings, cli_args=list(arguments), **values)
+    except ValidationError as error:
+        raise WrongSettings("; ".join(dict.fromkeys(_one_line(found) for found in error.errors()))) from error
+    except SettingsError as error:
+        raise WrongSettings(" ".join(str(error).split())) from error
+
+
+def _yaml(path: Path) -> dict[str, Any]:
+    try:
+        content = yaml.safe_load(path.read_text())
+    except OSError as error:
+        raise WrongSettings(f"config: cannot read {path}: {error.strerror}") from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise WrongSettings(f"config: {path} is not YAML: {' '.join(str(error).split())}") from error
+    if content is None:
+        return {}
+    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
+        raise WrongSettings(f"config: {path} must hold settings by name (prefill: …)")
+    for key in content:
+        if key not in Settings.model_fields or key == "config":
+            raise WrongSettings(f"{key}: no such setting (in {path})")
+    return content
+
+
+def _one_line(found: Any) -> str:
+    message = found["msg"].removeprefix("Value error, ")
+    place = ".".join(str(part) for part in found["loc"])
+    return f"{place}: {message}" if place else message
+
+
+def _worker_url(text: str) -> str:
+    """``text`` without a slash at its end; raises ``ValueError`` if it is no http(s) URL of a server."""
+    try:
+        url = URL(text)
+        port = url.port
+    except ValueError:
+        port = None
+    if port is None or url.scheme not in ("http", "https") or not url.host or url.query_string or url.fragment:
+        raise ValueError(f"{text!r} is no URL of a worker (http://HOST:PORT)")
+    return text.rstrip("/").removesuffix("/v1")

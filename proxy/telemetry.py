@@ -1,0 +1,131 @@
+"""Metrics and logs."""
+
+import logging
+import os
+import sys
+from typing import TextIO
+
+import structlog
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client.multiprocess import MultiProcessCollector
+
+from proxy.settings import Settings
+
+_SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
+_SHORT_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0)
+
+
+class Metrics:
+    """What ``/metrics`` shows. Labels are outcomes, reasons, endpoints and workers: never who or what was asked."""
+
+    def __init__(self) -> None:
+        self.registry = registry = CollectorRegistry()
+        self.turns = Counter(
+            "turnback_turns",
+            "Turns by what became of reuse.",
+            ("endpoint", "outcome", "reason"),
+            registry=registry,
+        )
+        self.ttft = Histogram(
+            "turnback_ttft_seconds",
+            "From the request's arrival to the first part of decode's answer.",
+            ("endpoint", "outcome"),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.turn_seconds = Histogram(
+            "turnback_turn_seconds",
+            "From the request's arrival to the end of the answer.",
+            ("endpoint", "outcome"),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.prefill = Histogram(
+            "turnback_prefill_seconds", "One prefill leg.", ("reused",), buckets=_SECONDS, registry=registry
+        )
+        self.render = Histogram(
+            "turnback_render_seconds",
+            "Asking for a prompt's token ids.",
+            (),
+            buckets=_SHORT_SECONDS,
+            registry=registry,
+        )
+        self.store = Histogram(
+            "turnback_store_seconds",
+            "One call to the store.",
+            ("call",),
+            buckets=_SHORT_SECONDS,
+            registry=registry,
+        )
+        self.store_failures = Counter(
+            "turnback_store_failures", "Calls to the store that failed, or were not made since it had just failed.",
+            ("call",), registry=registry,
+        )  # fmt: skip
+        self.prompt_tokens = Counter(
+            "turnback_prompt_tokens", "Prompt tokens of turns, where known: reused or computed by prefill.",
+            ("fate",), registry=registry,
+        )  # fmt: skip
+        self.fallbacks = Counter(
+            "turnback_fallbacks", "Steps down from what was tried first.", ("reason",), registry=registry
+        )
+        self.releases = Counter(
+            "turnback_releases", "Retained blocks given back to decode before their time.",
+            ("reason", "result"), registry=registry,
+        )  # fmt: skip
+        self.without_params = Counter(
+            "turnback_answers_without_params",
+            "Complete answers of decode that did not say what it holds, so that the next turn reuses nothing.",
+            ("worker", "mode"),
+            registry=registry,
+        )
+        self.worker_up = Gauge(
+            "turnback_worker_up", "1 for a worker that answers its health probe.", ("role", "worker"),
+            registry=registry, multiprocess_mode="min",
+        )  # fmt: skip
+        self.running = Gauge(
+            "turnback_turns_running", "Turns being served.", registry=registry, multiprocess_mode="livesum"
+        )
+
+    def exposition(self) -> bytes:
+        """In Prometheus's text format; of all processes of this proxy together."""
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            together = CollectorRegistry()
+            MultiProcessCollector(together)  # type: ignore[no-untyped-call]
+            return generate_latest(together)
+        return generate_latest(self.registry)
+
+
+def set_up_logging(settings: Settings, stream: TextIO = sys.stderr) -> None:
+    """Structured lines on ``stream``, uvicorn's own included."""
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso"),
+    ]
+    renderer: structlog.typing.Processor = (
+        structlog.processors.JSONRenderer()
+        if settings.log_format == "json"
+        else structlog.dev.ConsoleRenderer(colors=stream.isatty())
+    )
+    level = getattr(logging, settings.log_level.upper())
+    structlog.configure(
+        processors=[*shared, structlog.processors.format_exc_info, renderer]
+        if settings.log_format == "json"
+        else [*shared, renderer],
+        wrapper_class=structlog.make_filtering_bound_logger(level),
+        logger_factory=structlog.PrintLoggerFactory(stream),
+        cache_logger_on_first_use=False,
+    )
+    handler = logging.StreamHandler(stream)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=shared,
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+        )
+    )
+    root = logging.getLogger()
+    root.handlers = [handler]
+    root.setLevel(level)
+    for name in ("uvicorn", "uvicorn.error"):
+        logging.getLogger(name).handlers = []
+        logging.getLogger(name).propagate = True

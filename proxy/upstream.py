@@ -1,0 +1,170 @@
+"""A worker over HTTP: send something, get a typed answer or a typed failure. Nothing is raised but cancellation."""
+
+import asyncio
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass, field
+from types import TracebackType
+
+import aiohttp
+
+JSON_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer with status 2xx."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Refused:
+    """The worker's own 4xx: it is well, the request is not."""
+
+    status: int
+    content_type: str
+    body: bytes
+
+
+@dataclass(frozen=True)
+class Failed:
+    """No usable answer: 5xx, no connection, or no answer in time."""
+
+    detail: str
+    status: int | None = None
+    """None if nothing came back at all."""
+
+
+class BrokenOff(Exception):
+    """A stream ended before its end: connection lost, or nothing came for too long."""
+
+
+@dataclass
+class Stream:
+    """An answer that comes in parts. Must be closed; closing it early makes the engine stop."""
+
+    status: int
+    content_type: str
+    gap_timeout: float
+    """Seconds."""
+    _response: aiohttp.ClientResponse = field(repr=False)
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """The bytes, in pieces as they arrive. Raises ``BrokenOff``."""
+        while True:
+            try:
+                async with asyncio.timeout(self.gap_timeout):
+                    part = await self._response.content.readany()
+            except TimeoutError as error:
+                raise BrokenOff(f"decode sent nothing for {self.gap_timeout:g} s") from error
+            except aiohttp.ClientError as error:
+                raise BrokenOff(f"decode: {type(error).__name__}: {error}") from error
+            if not part:
+                return
+            yield part
+
+    def close(self) -> None:
+        """Give the connection back if all was read, else close it."""
+        self._response.close() if not self._response.content.is_eof() else self._response.release()
+
+
+class Upstream:
+    """HTTP towards all workers, with one pool of connections."""
+
+    def __init__(self, connect_timeout: float, worker_api_key: str | None) -> None:
+        self._connect_timeout = connect_timeout
+        self._headers = dict(JSON_HEADERS)
+        if worker_api_key is not None:
+            self._headers["Authorization"] = f"Bearer {worker_api_key}"
+        self._session: aiohttp.ClientSession | None = None
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What every request to a worker carries."""
+        return self._headers
+
+    async def __aenter__(self) -> "Upstream":
+        self._session = aiohttp.ClientSession(
+            # vLLM closes idle connections after 5 s: never use one that is about to be closed.
+            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0, ttl_dns_cache=60),
+            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
+            headers=self._headers,
+            auto_decompress=False,
+            cookie_jar=aiohttp.DummyCookieJar(),
+            read_bufsize=2**20,
+        )
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._session is not None:
+            await self._session.close()
+
+    async def post(self, url: str, body: bytes, timeout: float, request_id: str = "") -> Answer | Refused | Failed:
+        """Send ``body`` and read the whole answer, all within ``timeout`` seconds."""
+        return await self._whole("POST", url, body, timeout, request_id)
+
+    async def get(self, url: str, timeout: float) -> Answer | Refused | Failed:
+        """Read the whole answer within ``timeout`` seconds."""
+        return await self._whole("GET", url, None, timeout, "")
+
+    async def stream(
+        self, url: str, body: bytes, *, first_byte_timeout: float, gap_timeout: float, request_id: str
+    ) -> Answer | Stream | Refused | Failed:
+        """Send ``body``; a ``Stream`` where the answer is one (``text/event-stream``), else the whole answer."""
+        try:
+            async with asyncio.timeout(first_byte_timeout):
+                response = await self._send("POST", url, body, request_id)
+        except TimeoutError:
+            return Failed(f"no answer within {first_byte_timeout:g} s")
+        except (aiohttp.ClientError, OSError) as error:
+            return _unreachable(error)
+        if response.status < 300 and response.content_type == "text/event-stream":
+            return Stream(response.status, response.headers.get("Content-Type", ""), gap_timeout, response)
+        try:
+            async with asyncio.timeout(gap_timeout):
+                return await _read(response)
+        except TimeoutError:
+            return Failed(f"the rest of the answer did not come within {gap_timeout:g} s")
+        except (aiohttp.ClientError, OSError) as error:
+            return _unreachable(error)
+        finally:
+            response.release()
+
+    async def _whole(
+        self, method: str, url: str, body: bytes | None, timeout: float, request_id: str
+    ) -> Answer | Refused | Failed:
+        try:
+            async with asyncio.timeout(timeout):
+                response = await self._send(method, url, body, request_id)
+                try:
+                    return await _read(response)
+                finally:
+                    response.release()
+        except TimeoutError:
+            return Failed(f"no answer within {timeout:g} s")
+        except (aiohttp.ClientError, OSError) as error:
+            return _unreachable(error)
+
+    async def _send(self, method: str, url: str, body: bytes | None, request_id: str) -> aiohttp.ClientResponse:
+        if self._session is None:
+            raise RuntimeError("Upstream is used before it was entered")
+        headers = {"X-Request-Id": request_id} if request_id else None
+        return await self._session.request(method, url, data=body, headers=headers)
+
+
+async def _read(response: aiohttp.ClientResponse) -> Answer | Refused | Failed:
+    body = await response.read()
+    content_type = response.headers.get("Content-Type", "application/json")
+    if response.status < 300:
+        return Answer(response.status, content_type, body)
+    if 400 <= response.status < 500:
+        return Refused(response.status, content_type, body)
+    return Failed(f"status {response.status}: {body[:300].decode(errors='replace')}", response.status)
+
+
+def _unreachable(error: BaseException) -> Failed:
+    return Failed(f"{type(error).__name__}: {error}")
