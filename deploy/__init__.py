@@ -1,0 +1,1 @@
+"""What runs Turnback: containers, clusters, dashboards, and a real pair of engines on one machine."""
