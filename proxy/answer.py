@@ -12,7 +12,7 @@ from proxy.body import NotAnObject, parse, read
 from proxy.call import Call, Reply, Report
 from proxy.harvest import Harvest
 from proxy.pool import Pool
-from proxy.relay import events, relayed
+from proxy.relay import data_of, events, names_role_only, relayed
 from proxy.settings import Settings
 from proxy.upstream import Answer, BrokenOff, Failed, Refused, Stream, Upstream
 from router.workers import Worker
@@ -59,7 +59,7 @@ class AnswerLeg:
                 case Stream():
                     closing.callback(answer.close)
                     following = events(answer)
-                    first = await _first_event(following)
+                    first = await _beginning(following)
                     if isinstance(first, Failed):
                         return first
                     report.first_part = time.perf_counter()
@@ -68,21 +68,24 @@ class AnswerLeg:
         raise AssertionError("every kind of answer returns")
 
 
-async def _first_event(following: AsyncIterator[bytes]) -> bytes | Failed:
-    """The first event; a failure if the stream brings none, or an error of the engine's in place of an answer.
+async def _beginning(following: AsyncIterator[bytes]) -> list[bytes] | Failed:
+    """The events up to the first that says something; a failure if none comes, or an error in its place.
 
-    The engine answers 200 before it knows whether it could read prefill's blocks.
+    The engine answers 200, and in chat names its role, before it knows whether it could read prefill's
+    blocks. The role comes together with the first token, so holding it back delays nothing.
     """
+    begun: list[bytes] = []
     try:
-        event = await anext(following)
-    except StopAsyncIteration:
-        return Failed("the stream ended before it began", 200)
+        async for event in following:
+            begun.append(event)
+            error_code = _error_code(event)
+            if error_code is not None and error_code >= 500:
+                return Failed(f"the stream began with an error: {event[:300].decode(errors='replace')}", error_code)
+            if not names_role_only(event):
+                return begun
     except BrokenOff as error:
         return Failed(str(error))
-    error_code = _error_code(event)
-    if error_code is not None and error_code >= 500:
-        return Failed(f"the stream began with an error: {event[:300].decode(errors='replace')}", error_code)
-    return event
+    return begun or Failed("the stream ended before it began", 200)
 
 
 class _Error(msgspec.Struct):
@@ -91,10 +94,10 @@ class _Error(msgspec.Struct):
 
 def _error_code(event: bytes) -> int | None:
     """The code in an error event; 500 where it has none; None for any other event."""
-    if not event.startswith(b"data:") or b'"error"' not in event:
+    if b'"error"' not in event:
         return None
     try:
-        members = parse(event[5:].strip())
+        members = parse(data_of(event))
     except NotAnObject:
         return None
     if "choices" in members or "error" not in members:

@@ -44,20 +44,25 @@ class _Usage(msgspec.Struct):
     prompt_tokens: int = -1
 
 
+_NULL = msgspec.Raw(b"null")
+
+
 class _Choice(msgspec.Struct):
-    prompt_token_ids: msgspec.Raw | None = None
+    prompt_token_ids: msgspec.Raw = _NULL
 
 
 class _Answer(msgspec.Struct):
     kv_transfer_params: Members | None = None
-    prompt_token_ids: msgspec.Raw | None = None
+    prompt_token_ids: msgspec.Raw = _NULL
     choices: list[_Choice] = []
     usage: _Usage | None = None
 
     def ids(self) -> msgspec.Raw | None:
         """Of the prompt: at the top in chat, in the choice in text completions."""
-        told = self.prompt_token_ids or (self.choices[0].prompt_token_ids if self.choices else None)
-        return None if told is None or bytes(told) == b"null" else told
+        for told in (self.prompt_token_ids, *(choice.prompt_token_ids for choice in self.choices)):
+            if told != _NULL:
+                return told
+        return None
 
 
 class PrefillLeg:

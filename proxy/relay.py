@@ -1,7 +1,10 @@
 """Decode's stream on its way to the client: event by event, each the moment it arrives."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 
+import msgspec
+
+from proxy.body import NotAnObject, parse, read
 from proxy.errors import broken_off
 from proxy.harvest import Harvest
 from proxy.upstream import BrokenOff, Stream
@@ -28,22 +31,57 @@ async def events(stream: Stream) -> AsyncIterator[bytes]:
 
 def cleaned(event: bytes, harvest: Harvest) -> bytes | None:
     """``event`` without what is private; None if nothing is left of it."""
-    if not event.startswith(b"data:"):
+    data = data_of(event)
+    if not data:
         return event
-    data = event[5:].strip()
     kept = harvest.take(data)
     if kept is data:
         return event
     return None if kept is None else b"data: " + kept + b"\n\n"
 
 
+def data_of(event: bytes) -> bytes:
+    """What an event carries; nothing for a comment."""
+    return event[5:].strip() if event.startswith(b"data:") else b""
+
+
 def is_end(event: bytes) -> bool:
     """Whether this is the event by which the API says that all has been said."""
-    return event.startswith(b"data:") and event[5:].strip() == _END_OF_STREAM
+    return data_of(event) == _END_OF_STREAM
+
+
+def names_role_only(event: bytes) -> bool:
+    """Whether this is the chunk with which a chat begins, before any token: a role and no text."""
+    if b'"role"' not in event:
+        return False
+    try:
+        choices = read(parse(data_of(event)), "choices", list[_Opening])
+    except NotAnObject:
+        return False
+    return bool(choices) and all(choice.says_nothing() for choice in choices or [])
+
+
+class _Delta(msgspec.Struct):
+    role: str | None = None
+    content: str | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[dict[str, msgspec.Raw]] | None = None
+
+
+class _Opening(msgspec.Struct):
+    delta: _Delta | None = None
+    finish_reason: str | None = None
+
+    def says_nothing(self) -> bool:
+        delta = self.delta
+        if delta is None or self.finish_reason is not None:
+            return False
+        return not (delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls)
 
 
 async def relayed(
-    first: bytes, following: AsyncIterator[bytes], harvest: Harvest, finish: Callable[[], Awaitable[None]]
+    first: Iterable[bytes], following: AsyncIterator[bytes], harvest: Harvest, finish: Callable[[], Awaitable[None]]
 ) -> AsyncIterator[bytes]:
     """What the client gets: ``first``, then what ``following`` brings, without what is private.
 
@@ -52,8 +90,9 @@ async def relayed(
     """
     finished = False
     try:
-        if (kept := cleaned(first, harvest)) is not None:
-            yield kept
+        for event in first:
+            if (kept := cleaned(event, harvest)) is not None:
+                yield kept
         async for event in following:
             if is_end(event):
                 finished = True
