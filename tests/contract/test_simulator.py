@@ -185,6 +185,54 @@ async def test_verified_reuse_gives_the_cold_answer_over_many_turns(
     assert (it.prefill.core.pulled_tokens > 0) or prefix_caching
 
 
+async def test_an_adapter_has_its_own_kv(cluster: Cluster, http: aiohttp.ClientSession) -> None:
+    it = await pair(cluster, http, adapters=("tuned",))
+    answer = await it.turn(ask(LONG))
+    tuned = ask(LONG, said(answer), "Go on", model="tuned")
+    assert await right(it.decode, tuned) != await right(it.decode, {**tuned, "model": "sim-model"})
+    wrong = await it.turn(tuned, verified(answer, await it.ids(tuned), 16))
+    assert tokens(wrong) != await right(it.decode, tuned)
+
+
+async def test_decode_context_parallelism_reads_from_the_heads(cluster: Cluster, http: aiohttp.ClientSession) -> None:
+    it = await pair(cluster, http, dcp_size=2, prefix_caching=False)
+    answer = await it.turn(ask(LONG))
+    kv = answer["kv_transfer_params"]
+    assert (kv["dcp_size"], len(kv["remote_block_ids"][0])) == (2, -(-len(held_ids(answer)) // 32))
+    body = ask(LONG, said(answer), "Go on")
+    assert tokens(await it.turn(body, kv)) == await right(it.decode, body)
+
+
+async def test_sampling_and_choices_are_drawn_from_the_cache(cluster: Cluster, http: aiohttp.ClientSession) -> None:
+    engine = await cluster.start("e")
+    it = Pair(http, engine, engine)
+    answers = [
+        (await it.post(engine, ask(LONG, temperature=1, seed=seed, return_token_ids=True)))[1] for seed in (1, 1, 2)
+    ]
+    assert tokens(answers[0]) == tokens(answers[1]) != tokens(answers[2])
+    _, several = await it.post(engine, ask(LONG, n=3, logprobs=True, top_logprobs=2))
+    assert [choice["index"] for choice in several["choices"]] == [0, 1, 2]
+    assert all(len(one["top_logprobs"]) == 2 for one in several["choices"][0]["logprobs"]["content"])
+
+
+async def test_several_choices_share_what_can_be_read_once(cluster: Cluster, http: aiohttp.ClientSession) -> None:
+    it = await pair(cluster, http, prefix_caching=False)
+    _, first = await it.leg_one(ask(LONG))
+    status, _ = await it.leg_two(ask(LONG, n=2), first["kv_transfer_params"])
+    assert status == 200
+    assert "stale-read" in cluster.kinds()
+    assert len(it.decode.retained) == 2
+
+
+async def test_lost_parameters_are_noticed(cluster: Cluster, http: aiohttp.ClientSession) -> None:
+    it = await pair(cluster, http)
+    _, first = await it.leg_one(ask(LONG))
+    kv = first["kv_transfer_params"]
+    del kv["transfer_mode"], kv["sim_opaque"]
+    await it.leg_two(ask(LONG), kv)
+    assert [hazard.detail for hazard in cluster.hazards] == ["sim_opaque, transfer_mode"]
+
+
 async def test_reuse_spares_prefill_what_decode_holds(cluster: Cluster, http: aiohttp.ClientSession) -> None:
     it = await pair(cluster, http, prefix_caching=False)
     answer = await it.turn(ask(LONG))
@@ -257,6 +305,16 @@ async def test_a_number_cut_without_its_block_list_is_wrong(cluster: Cluster, ht
     assert len(kv["remote_block_ids"][0]) < len(untrimmed["remote_block_ids"][0])
     assert tokens(await it.turn(body, untrimmed)) != await right(it.decode, body)
     assert "wrong-kv" in cluster.kinds()
+
+
+async def test_one_wrong_block_anywhere_changes_the_answer(cluster: Cluster, http: aiohttp.ClientSession) -> None:
+    it = await pair(cluster, http, prefix_caching=False)
+    answer = await it.turn(ask(LONG))
+    body = ask(LONG, said(answer), "Go on")
+    kv = verified(answer, await it.ids(body), 16)
+    [blocks] = kv["remote_block_ids"]
+    kv["remote_block_ids"] = [[blocks[1], *blocks[1:]]]
+    assert tokens(await it.turn(body, kv)) != await right(it.decode, body)
 
 
 async def test_a_list_cut_too_short_takes_the_engine_down(cluster: Cluster, http: aiohttp.ClientSession) -> None:
@@ -481,6 +539,7 @@ async def test_only_turns_that_ended_in_the_engine_are_retained(cluster: Cluster
     assert word not in said(stopped)
     assert stopped["kv_transfer_params"] is None
     assert len(it.decode.retained) == 2
+    assert not it.decode.held().running
     status, plain = await it.post(it.decode, ask(LONG))
     assert (status, plain["kv_transfer_params"]) == (200, None)
     assert len(it.decode.retained) == 2

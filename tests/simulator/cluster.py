@@ -87,6 +87,6 @@ class Cluster:
                 continue
             cut_off = engine.partitioned or (here is not None and here.partitioned)
             if engine.alive and not cut_off and core.engine_id == params.get("remote_engine_id"):
-                core.reap()
+                core.memory.reap()
                 return core
         return None

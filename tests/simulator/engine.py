@@ -189,18 +189,18 @@ class SimEngine:
     @property
     def retained(self) -> list[Retention]:
         """Finished turns kept for a next one (not what is leased to decode), oldest first."""
-        self.core.reap()
-        return [kept for kept in self.core.retentions.values() if kept.kind == "retained"]
+        self.core.memory.reap()
+        return [kept for kept in self.core.memory.retentions.values() if kept.kind == "retained"]
 
     @property
     def leased(self) -> list[Retention]:
         """Prefilled prompts kept for decode, oldest first."""
-        self.core.reap()
-        return [kept for kept in self.core.retentions.values() if kept.kind == "leased"]
+        self.core.memory.reap()
+        return [kept for kept in self.core.memory.retentions.values() if kept.kind == "leased"]
 
     def held(self) -> Held:
         """Blocks that are not free, and who holds them; falsy if none are."""
-        return self.core.held()
+        return self.core.memory.held(self.core.running)
 
     async def settle(self, *, within: float = 2.0) -> None:
         """Wait until no request is being handled any more; `TimeoutError` if that takes longer."""

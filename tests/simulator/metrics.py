@@ -7,7 +7,7 @@ from .core import Core
 
 def exposition(core: Core, start_time: float) -> str:
     """The families a router reads, and one that it does not know."""
-    core.reap()
+    core.memory.reap()
     options = core.options
     labels = f'engine="0",model_name="{options.model}"'
     cache = (
@@ -17,7 +17,7 @@ def exposition(core: Core, start_time: float) -> str:
     families = [
         ("process_start_time_seconds", "gauge", "", start_time),
         ("vllm:cache_config_info", "gauge", cache, 1.0),
-        ("vllm:kv_cache_usage_perc", "gauge", labels, core.pool.usage),
+        ("vllm:kv_cache_usage_perc", "gauge", labels, core.memory.pool.usage),
         ("vllm:num_requests_running", "gauge", labels, float(len(core.running))),
         ("vllm:num_requests_waiting", "gauge", labels, float(len(core.waiting))),
         ("vllm:prompt_tokens_total", "counter", labels, float(core.computed_tokens)),
