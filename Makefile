@@ -1,0 +1,57 @@
+# make serve   the router on PORT, and a real prefill and decode pair on this machine's CPU behind it
+# make test    everything, the end-to-end tests against the real pair included
+# make lint    ruff and mypy
+#
+# serve takes PREFILL= and DECODE= (URLs of workers that run already; nothing is built for engines
+# then), STORE= (memory:// or redis://…), PORT= and SERVE_ARGS=. TURNBACK_PIP_ARGS= adds arguments
+# to every pip install, such as an index that has torch for the CPU.
+
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
+PORT ?= 8000
+STORE ?= memory://
+PREFILL ?=
+DECODE ?=
+SERVE_ARGS ?=
+PYTEST_ARGS ?=
+
+VENV := .venv
+PY := $(VENV)/bin/python
+READY := $(VENV)/ready
+
+.PHONY: serve test lint format setup venv clean
+.DEFAULT_GOAL := serve
+
+serve: $(READY)
+	@$(PY) -m deploy.local serve $(addprefix --prefill ,$(PREFILL)) $(addprefix --decode ,$(DECODE)) \
+	  --store '$(STORE)' --port $(PORT) $(SERVE_ARGS)
+
+test: setup
+	$(PY) -m pytest $(PYTEST_ARGS)
+
+lint: $(READY)
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m mypy
+
+format: $(READY)
+	$(PY) -m ruff check --fix .
+	$(PY) -m ruff format .
+
+# The engines' environment (about 4 GB) and the model. Does nothing when they are there.
+setup: $(READY)
+	@$(PY) -m deploy.local setup
+
+venv: $(READY)
+
+# Written last, so that an interrupted install is started again.
+$(READY): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null \
+	  || { echo "Python 3.11 or newer is needed; name one with PYTHON=..." >&2; exit 1; }
+	@echo "Installing the router's environment ($(VENV)) ..."
+	@rm -f $@
+	@$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install --disable-pip-version-check -c constraints.txt -e '.[dev]' $(TURNBACK_PIP_ARGS)
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .local .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
