@@ -95,8 +95,9 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-def set_up_logging(settings: Settings, stream: TextIO = sys.stderr) -> None:
-    """Structured lines on ``stream``, uvicorn's own included."""
+def set_up_logging(settings: Settings, stream: TextIO | None = None) -> None:
+    """Structured lines on ``stream`` (standard error), uvicorn's own included."""
+    stream = stream or sys.stderr
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,

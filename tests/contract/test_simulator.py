@@ -149,6 +149,12 @@ async def test_an_answer_sent_back_is_a_prefix_unless_it_is_spelt_otherwise(
     assert (prompt[: len(held)] == held) is (wish == "")
 
 
+async def test_reasoning_pasted_into_history_is_dropped(cluster: Cluster, http: aiohttp.ClientSession) -> None:
+    it = await pair(cluster, http)
+    kept = await it.ids(ask("Hello", "Garden", "And?"))
+    assert await it.ids(ask(" Hello\n", "<think>Perhaps.</think>\n\nGarden ", "And?")) == kept
+
+
 # --- right use --------------------------------------------------------------------------------------
 
 
@@ -511,7 +517,7 @@ async def test_a_request_for_nothing_gives_retained_blocks_back(
 
 
 async def test_a_restarted_decode_worker_is_another_engine(cluster: Cluster, http: aiohttp.ClientSession) -> None:
-    it = await pair(cluster, http)
+    it = await pair(cluster, http, expiry_check=False)
     answer = await it.turn(ask(LONG))
     before = it.decode.engine_id, it.decode.start_time, it.decode.url
     await it.decode.restart()
@@ -631,6 +637,16 @@ async def test_too_little_memory_to_go_on_means_starting_anew(cluster: Cluster, 
     assert not engine.held()
 
 
+async def test_blocks_handed_out_again_are_no_longer_cached(cluster: Cluster, http: aiohttp.ClientSession) -> None:
+    engine = await cluster.start("e", num_blocks=40)
+    it = Pair(http, engine, engine)
+    for start in ("One ", "Two ", "Six ", "One ", "Two "):
+        body = ask(start + LONG, return_token_ids=True)
+        _, answer = await it.post(engine, body)
+        assert tokens(answer) == await right(engine, body)
+    assert not cluster.hazards
+
+
 # --- the API ------------------------------------------------------------------------------------------------
 
 
@@ -663,17 +679,20 @@ async def test_a_stream_says_what_the_whole_answer_says(
     assert len(it.decode.retained) == 1
 
 
-async def test_a_streamed_tool_call_adds_up(cluster: Cluster, http: aiohttp.ClientSession) -> None:
+@pytest.mark.parametrize(("room", "reason"), [(100, "tool_calls"), (40, "length")])
+async def test_a_streamed_tool_call_adds_up(
+    cluster: Cluster, http: aiohttp.ClientSession, room: int, reason: str
+) -> None:
     engine = await cluster.start("e")
     tools = [{"type": "function", "function": {"name": "look", "parameters": {}}}]
-    body = ask("[tool]", tools=tools)
+    body = ask("[tool]", tools=tools, max_tokens=room)
     async with http.post(engine.url + CHAT, json={**body, "stream": True}) as response:
         parsed = [json.loads(line) async for line in events(response) if line != "[DONE]"]
     calls = [call for chunk in parsed for choice in chunk["choices"] for call in choice["delta"].get("tool_calls", ())]
     [whole] = (await engine.cold_answer(body))["choices"][0]["message"]["tool_calls"]
     assert "".join(call["function"]["arguments"] for call in calls) == whole["function"]["arguments"]
     assert [call["function"]["name"] for call in calls if "id" in call] == ["look"]
-    assert parsed[-1]["choices"][0]["finish_reason"] == "tool_calls"
+    assert parsed[-1]["choices"][0]["finish_reason"] == reason
 
 
 async def test_given_token_ids_replace_the_messages_of_a_chat(cluster: Cluster, http: aiohttp.ClientSession) -> None:
