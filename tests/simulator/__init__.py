@@ -16,7 +16,7 @@ Public API:
 - `encode`, `decode`, `EOS`: the tokenizer.
 
 The model is directed by words in the last user message: `[think]` (reasons first), `[tool]`
-(calls a tool, if it has one), `[halves]` (spells words in tokens that a tokenizer would not
+(calls a tool, if it has one; takes some 60 tokens), `[halves]` (spells words in tokens that a tokenizer would not
 choose, so that the answer does not come back as it was generated), `[long]` (never ends by
 itself), `[short]` (two words). Everything else it says follows from the KV it holds.
 

@@ -46,6 +46,8 @@ class Output:
         deltas = self._say(self._released(all_of_it=last or marker))
         if marker and self.stopped is None:
             self._turn(token)
+        if last and self._place == "call":  # cut off by length: as much as a stream has said
+            self._end_call(self._call[:-1])
         return deltas
 
     @property
@@ -99,8 +101,12 @@ class Output:
 
     def _turn(self, token: int) -> None:
         self._place = {THINK: "reasoning", TOOL_CALL: "call"}.get(token, "content")
-        head = _CALL_HEAD.match(self._call)
-        if token == END_TOOL_CALL and head is not None:
-            function = {"name": head[1], "arguments": self._call[head.end() : -1]}
+        if token == END_TOOL_CALL:
+            self._end_call(self._call[:-1])
+
+    def _end_call(self, call: str) -> None:
+        head = _CALL_HEAD.match(call)
+        if head is not None:
+            function = {"name": head[1], "arguments": call[head.end() :]}
             self.tool_calls.append({"id": self._call_id, "type": "function", "function": function})
-            self._call, self._call_id, self._said = "", "", 0
+        self._call, self._call_id, self._said = "", "", 0
