@@ -54,10 +54,14 @@ class KvParams:
 
     @property
     def readable(self) -> bool:
-        """Whether the engine will read blocks by these: it ignores parameters that lack one of these fields."""
+        """Whether the engine will read blocks by these: it ignores parameters that lack one of these fields.
+
+        With several groups it fails the request if one of them has no block.
+        """
         known = self._known
         return (
-            any(known.remote_block_ids or [])
+            bool(known.remote_block_ids)
+            and all(known.remote_block_ids or [])
             and known.remote_num_tokens > 0
             and known.remote_engine_id is not None
             and known.remote_request_id is not None
@@ -65,11 +69,17 @@ class KvParams:
             and known.remote_port is not None
         )
 
-    def holds(self, tokens: int, block_size: int) -> bool:
-        """Whether the block list is as long as ``tokens`` tokens need, where that can be told."""
-        if not self.cuttable:
-            return True
-        return len((self._known.remote_block_ids or [[]])[0]) >= _blocks(tokens, block_size)
+    def all_listed(self, block_size: int) -> bool:
+        """Whether the block lists are as long as all that is held needs.
+
+        A shorter one does not begin at the first token (a sliding window's), so it cannot be cut. Lists
+        that are not cut must not be longer either, as blocks reserved ahead make them: the engine lines up
+        the two sides' lists at their tails. The longest list is that of a group which keeps all blocks;
+        another's length tells nothing. Over several ranks, one block in it stands for one on each.
+        """
+        longest = max(map(len, self._known.remote_block_ids or []), default=0)
+        needed = _blocks(self.tokens, block_size * self._known.dcp_size)
+        return longest >= needed if self.cuttable else longest == needed
 
     def whole(self) -> Members:
         """Members of a prefill leg that reuses all that is held."""

@@ -130,7 +130,7 @@ def decide(
         if whole or common == record.fingerprint.tokens:
             return NoReuse(Outcome.UNSUPPORTED, Reason.BELOW_THRESHOLD)
         return NoReuse(Outcome.DIVERGED, Reason.OTHER_TOKENS)
-    if not params.readable or not params.holds(tokens, block_size):
+    if not params.readable or not params.all_listed(block_size):
         return NoReuse(Outcome.UNSUPPORTED, Reason.MALFORMED_PARAMS)
     # The list may be longer than the tokens need (blocks reserved ahead), so it is cut for a whole hit too.
     members = params.cut(tokens, block_size) if params.cuttable else params.whole()
