@@ -11,6 +11,7 @@ that ends inside a block can be reused (the last block is copied whole, its tail
 import hashlib
 from array import array
 from collections.abc import Sequence
+from itertools import takewhile
 
 import msgspec
 
@@ -58,7 +59,12 @@ def common_prefix(held: Fingerprint, tokens: Sequence[int], scope: Scope) -> int
 
     Either all that is held, or a multiple of ``STEP``; never more than the true common prefix.
     """
-    packed = _pack(tokens[: held.tokens])
+    try:
+        packed = _pack(tokens[: held.tokens])
+    except OverflowError:
+        # Ids that a client made up: no worker holds such a token, so nothing is common from there on.
+        tokens = list(takewhile(lambda token: 0 <= token < 2**32, tokens))
+        packed = _pack(tokens[: held.tokens])
     if len(tokens) >= held.tokens and _digest(packed, scope) == held.chain[-DIGEST_BYTES:]:
         # The usual case in one pass: everything held begins the prompt.
         return held.tokens
