@@ -1,0 +1,109 @@
+"""A fingerprint tells a common prefix: never more than is true, and to within ``STEP`` tokens."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from router.fingerprint import DIGEST_BYTES, STEP, Scope, common_prefix, fingerprint
+
+SCOPE = Scope(secret=b"s" * 32, model="model", cache_salt="salt")
+
+tokens = st.one_of(
+    st.lists(st.integers(0, 1), max_size=80),
+    st.lists(st.integers(0, 2**32 - 1), max_size=80),
+    st.builds(
+        lambda seed, size: [random.Random(seed).randrange(50_000) for _ in range(size)],
+        st.integers(0, 99),
+        st.integers(0, 600),
+    ),
+)
+
+
+def true_common(held: list[int], prompt: list[int]) -> int:
+    count = 0
+    for one, other in zip(held, prompt, strict=False):
+        if one != other:
+            break
+        count += 1
+    return count
+
+
+@settings(deadline=None)
+@given(tokens, tokens)
+def test_never_more_than_the_true_common_prefix(held: list[int], prompt: list[int]) -> None:
+    common = common_prefix(fingerprint(held, SCOPE), prompt, SCOPE)
+    truth = true_common(held, prompt)
+    assert common <= truth
+    assert truth - common < STEP
+
+
+@settings(deadline=None)
+@given(tokens, tokens)
+def test_all_held_is_found_when_it_begins_the_prompt(held: list[int], more: list[int]) -> None:
+    assert common_prefix(fingerprint(held, SCOPE), held + more, SCOPE) == len(held)
+
+
+@settings(deadline=None)
+@given(tokens, st.data())
+def test_one_changed_token_ends_the_prefix_before_it(held: list[int], data: st.DataObject) -> None:
+    if not held:
+        return
+    place = data.draw(st.integers(0, len(held) - 1))
+    changed = [*held[:place], (held[place] + 1) % 2**32, *held[place + 1 :], 5]
+    assert common_prefix(fingerprint(held, SCOPE), changed, SCOPE) == place - place % STEP
+
+
+@settings(deadline=None)
+@given(tokens, st.data())
+def test_shorter_prompt_shares_its_whole_steps(held: list[int], data: st.DataObject) -> None:
+    size = data.draw(st.integers(0, len(held)))
+    expected = len(held) if size == len(held) else size - size % STEP
+    assert common_prefix(fingerprint(held, SCOPE), held[:size], SCOPE) == expected
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        Scope(secret=b"t" * 32, model="model", cache_salt="salt"),
+        Scope(secret=b"s" * 32, model="other", cache_salt="salt"),
+        Scope(secret=b"s" * 32, model="model", cache_salt=""),
+        # The same letters, cut in another place.
+        Scope(secret=b"s" * 32, model="models", cache_salt="alt"),
+        Scope(secret=b"s" * 32, model="modelsalt", cache_salt=""),
+    ],
+)
+@pytest.mark.parametrize("size", [5, STEP, 100])
+def test_equal_tokens_in_another_scope_share_nothing(other: Scope, size: int) -> None:
+    held = list(range(size))
+    assert common_prefix(fingerprint(held, SCOPE), held, other) == 0
+
+
+@pytest.mark.parametrize(("size", "digests"), [(0, 0), (1, 1), (STEP, 1), (STEP + 1, 2), (24_000, 1500)])
+def test_size_is_one_digest_a_step(size: int, digests: int) -> None:
+    print_ = fingerprint(list(range(size)), SCOPE)
+    assert (print_.tokens, len(print_.chain)) == (size, digests * DIGEST_BYTES)
+
+
+def test_equal_step_after_another_beginning_has_another_digest() -> None:
+    """A chain: a digest says what came before it too."""
+    one = fingerprint([1] * STEP + [7] * STEP, SCOPE)
+    other = fingerprint([2] * STEP + [7] * STEP, SCOPE)
+    assert one.chain[DIGEST_BYTES:] != other.chain[DIGEST_BYTES:]
+
+
+@pytest.mark.parametrize("impossible", [-1, 2**32, 2**70])
+def test_prompt_with_an_impossible_token_is_compared_up_to_it(impossible: int) -> None:
+    """A client may send token ids itself, and what is wrong with them the engine tells best."""
+    held = list(range(3 * STEP))
+    prompt = [*held[: 2 * STEP + 3], impossible, *held]
+    assert common_prefix(fingerprint(held, SCOPE), prompt, SCOPE) == 2 * STEP
+
+
+@pytest.mark.parametrize("impossible", [-1, 2**32])
+def test_impossible_tokens_have_no_fingerprint(impossible: int) -> None:
+    with pytest.raises(OverflowError):
+        fingerprint([1, impossible], SCOPE)
