@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import TypeVar
 
 from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from metadata_store.base import TOMBSTONE_SECONDS, Absent, StoreError
@@ -34,7 +36,11 @@ class RedisStore:
             socket_timeout=timeout,
             socket_connect_timeout=timeout,
             health_check_interval=30,
+            # A command whose answer was lost may have been done: a ``put`` sent again would displace itself,
+            # and the caller release what it has just stored.
+            retry=Retry(NoBackoff(), 0),
         )
+        _check_options(self._redis)
 
     async def open(self) -> None:
         """Nothing to make ready: connections are made when needed, since the server may come later."""
@@ -48,20 +54,39 @@ class RedisStore:
         entry, note = await self._remove(key)
         if entry is not None:
             return _decoded(entry)
-        if note is not None and float(note) <= self._clock():
+        if note is not None and _deadline(note) <= self._clock():
             return Absent.EXPIRED
         return Absent.NOTHING
 
     async def put(self, key: str, record: Record) -> Record | None:
         """See ``Store.put``."""
-        displaced = await self._write(key, record, only_if_vacant=False)
+        left, entry_key, note_key = self._places(key, record)
+
+        async def ask() -> bytes | None:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                pipe.set(entry_key, encode(record), px=left, get=True)
+                pipe.set(note_key, repr(record.deadline), px=left + _milliseconds(TOMBSTONE_SECONDS))
+                before, _ = await pipe.execute()
+                return before  # type: ignore[no-any-return]
+
+        displaced = await self._bounded(ask)
         return None if displaced is None else _decoded(displaced)
 
     async def restore(self, key: str, record: Record) -> bool:
         """See ``Store.restore``."""
         if record.deadline <= self._clock():
             return False
-        return await self._write(key, record, only_if_vacant=True) is None
+        left, entry_key, note_key = self._places(key, record)
+
+        async def ask() -> bool:
+            async with self._redis.pipeline(transaction=False) as pipe:
+                # Not NX together with GET, which Redis knows from 7.0 on only.
+                pipe.set(entry_key, encode(record), px=left, nx=True)
+                pipe.set(note_key, repr(record.deadline), px=left + _milliseconds(TOMBSTONE_SECONDS), nx=True)
+                done, _ = await pipe.execute()
+                return bool(done)
+
+        return await self._bounded(ask)
 
     async def discard(self, key: str) -> Record | None:
         """See ``Store.discard``."""
@@ -96,19 +121,9 @@ class RedisStore:
 
         return await self._bounded(ask)
 
-    async def _write(self, key: str, record: Record, *, only_if_vacant: bool) -> bytes | None:
-        """Write entry and note; the entry that was there before."""
-        left = max(1, _milliseconds(record.deadline - self._clock()))
-        entry_key, note_key = _keys(key)
-
-        async def ask() -> bytes | None:
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.set(entry_key, encode(record), px=left, get=True, nx=only_if_vacant)
-                pipe.set(note_key, repr(record.deadline), px=left + _milliseconds(TOMBSTONE_SECONDS))
-                before, _ = await pipe.execute()
-                return before  # type: ignore[no-any-return]
-
-        return await self._bounded(ask)
+    def _places(self, key: str, record: Record) -> tuple[int, str, str]:
+        """Milliseconds that ``record`` has left; where it and its note go."""
+        return max(1, _milliseconds(record.deadline - self._clock())), *_keys(key)
 
     async def _bounded(self, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
         try:
@@ -136,5 +151,24 @@ def _decoded(data: bytes) -> Record:
         raise StoreError(f"an entry in Redis is not readable: {error}") from error
 
 
+def _deadline(note: bytes) -> float:
+    try:
+        return float(note)
+    except ValueError as error:
+        raise StoreError("a note in Redis is not readable") from error
+
+
+def _check_options(redis: "Redis") -> None:
+    """Raises ``ValueError`` for options in the URL that would make every call fail."""
+    pool = redis.connection_pool
+    try:
+        pool.connection_class(**pool.connection_kwargs)
+    except (TypeError, AttributeError, RedisError) as error:
+        raise ValueError(f"a Redis URL with an option that is none: {error}") from error
+    if pool.connection_kwargs.get("decode_responses"):
+        raise ValueError("a Redis URL must not set decode_responses: entries are no text")
+
+
 def _said(error: BaseException) -> str:
-    return f"Redis: {type(error).__name__}: {error}"
+    # redis-py quotes the whole command, entry and all.
+    return f"Redis: {type(error).__name__}: {str(error)[:200]}"
