@@ -70,11 +70,11 @@ class MemoryStore:
         while self._due and self._due[0][0] <= now:
             _, key = heapq.heappop(self._due)
             deadline = self._deadlines.get(key)
-            if deadline is None:
+            if deadline is None or deadline > now:
                 continue
+            self._entries.pop(key, None)
             if deadline + TOMBSTONE_SECONDS <= now:
                 del self._deadlines[key]
-            elif deadline <= now:
-                self._entries.pop(key, None)
+            else:
                 heapq.heappush(self._due, (deadline + TOMBSTONE_SECONDS, key))
         return now
