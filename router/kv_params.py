@@ -70,14 +70,18 @@ class KvParams:
         )
 
     def all_listed(self, block_size: int) -> bool:
-        """Whether the block lists are as long as all that is held needs.
+        """Whether the block lists are certainly those of all that is held, block by block.
 
         A shorter one does not begin at the first token (a sliding window's), so it cannot be cut. Lists
         that are not cut must not be longer either, as blocks reserved ahead make them: the engine lines up
         the two sides' lists at their tails. The longest list is that of a group which keeps all blocks;
-        another's length tells nothing. Over several ranks, one block in it stands for one on each.
+        another's length tells nothing. Over several ranks, one block in it stands for one on each; there
+        lists are lined up at their heads, which goes wrong for a sliding window beside another group.
         """
-        longest = max(map(len, self._known.remote_block_ids or []), default=0)
+        groups = self._known.remote_block_ids or []
+        if len(groups) > 1 and self._known.dcp_size > 1:
+            return False
+        longest = max(map(len, groups), default=0)
         needed = _blocks(self.tokens, block_size * self._known.dcp_size)
         return longest >= needed if self.cuttable else longest == needed
 

@@ -173,6 +173,7 @@ def plain(**changes: Any) -> Case:
 @example(plain(kinds=(Kind.FULL, Kind.WINDOW), surplus=-1))
 @example(plain(kinds=(Kind.FULL, Kind.STATE), prompt=[index * 7 % 1000 for index in range(100)]))
 @example(plain(dcp=2, surplus=-1))
+@example(plain(dcp=2, cached_blocks=1, kinds=(Kind.FULL, Kind.WINDOW)))
 @example(plain(decode_blocks=8))
 def test_engine_takes_only_equal_tokens_as_computed(case: Case) -> None:
     decision, computed = turn(case, decide)
