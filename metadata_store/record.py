@@ -40,7 +40,7 @@ def decode(data: bytes) -> Record:
     """Raises ``UnreadableRecord``, also for entries of another version: replicas may be of two versions."""
     try:
         envelope = _decoder.decode(data)
-    except msgspec.DecodeError as error:
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
         raise UnreadableRecord(str(error)) from error
     if envelope.version != _VERSION:
         raise UnreadableRecord(f"entry of version {envelope.version}, this is version {_VERSION}")

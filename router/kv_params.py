@@ -34,7 +34,7 @@ class KvParams:
         try:
             self._known = msgspec.json.decode(raw, type=_Known)
             self._members = msgspec.json.decode(raw, type=Members)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise MalformedParams(str(error)) from error
         self.raw = bytes(raw)
 
