@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from metadata_store.record import Record, UnreadableRecord, decode, encode
@@ -30,6 +30,8 @@ def test_every_field_is_read_as_it_was_written(written: Record) -> None:
 
 
 @given(st.one_of(st.binary(), st.integers(0, 200).map(lambda cut: encode(record(9.0))[:cut])))
+@example(b"\x91" * 3000)
+@example(b"\x92\x01\x99\xa1\xff")
 def test_bytes_that_are_no_entry_are_unreadable_and_no_other_error(data: bytes) -> None:
     if data == encode(record(9.0)):
         return
