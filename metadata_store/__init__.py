@@ -3,12 +3,12 @@
 import time
 from collections.abc import Callable
 
-from metadata_store.base import Absent, Store, StoreError
+from metadata_store.base import Absent, Store, StoreError, UnreadableEntry
 from metadata_store.memory import MemoryStore
 from metadata_store.record import Record
 from metadata_store.redis import RedisStore
 
-__all__ = ["Absent", "Record", "Store", "StoreError", "open_store"]
+__all__ = ["Absent", "Record", "Store", "StoreError", "UnreadableEntry", "open_store"]
 
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 

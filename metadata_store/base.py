@@ -20,6 +20,10 @@ class StoreError(Exception):
     """The store could not be asked, or gave no sense. What was asked for may or may not have happened."""
 
 
+class UnreadableEntry(StoreError):
+    """The store is well, but what it has under this key is not of this version. It is gone now."""
+
+
 class Store(Protocol):
     """Entries by key. A key is opaque (``metadata_store.keys``); at most one entry per key.
 

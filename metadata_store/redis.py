@@ -14,7 +14,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
-from metadata_store.base import TOMBSTONE_SECONDS, Absent, StoreError
+from metadata_store.base import TOMBSTONE_SECONDS, Absent, StoreError, UnreadableEntry
 from metadata_store.record import Record, UnreadableRecord, decode, encode
 
 _PREFIX = "turnback:"
@@ -148,7 +148,7 @@ def _decoded(data: bytes) -> Record:
     try:
         return decode(data)
     except UnreadableRecord as error:
-        raise StoreError(f"an entry in Redis is not readable: {error}") from error
+        raise UnreadableEntry(f"an entry in Redis is not readable: {error}") from error
 
 
 def _deadline(note: bytes) -> float:

@@ -6,7 +6,7 @@ from typing import TypeVar
 
 import structlog
 
-from metadata_store import Absent, Record, Store, StoreError
+from metadata_store import Absent, Record, Store, StoreError, UnreadableEntry
 from proxy.telemetry import Metrics
 
 log = structlog.get_logger()
@@ -52,6 +52,11 @@ class Memory:
         try:
             with self._metrics.store.labels(name).time():
                 result = await call
+        except UnreadableEntry as error:
+            # An entry of another version, while replicas are being replaced: no reason to pause.
+            self._metrics.store_failures.labels(name).inc()
+            log.info("an entry of another version was passed over", detail=str(error))
+            return Unavailable()
         except StoreError as error:
             self._metrics.store_failures.labels(name).inc()
             self._resting_until = time.monotonic() + self._pause

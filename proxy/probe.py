@@ -9,7 +9,7 @@ from proxy.body import dump, raw
 from proxy.dialects import DIALECTS, Dialect
 from proxy.harvest import Harvest
 from proxy.upstream import Answer, Upstream
-from router.kv_params import Members
+from router.kv_params import Members, first_turn
 from router.workers import Capabilities
 
 _QUESTIONS: dict[str, Members] = {
@@ -72,9 +72,11 @@ async def discover(upstream: Upstream, url: str, seen: Vitals, timeout: float) -
             renders.add(dialect.name)
         if await _tokenized(upstream, url, dialect, question, timeout) == truth:
             tokenizes.add(dialect.name)
+        # As a prefill leg, whose few blocks go when its lease ends: an engine that does not know the ids
+        # would keep the blocks of parameters without a direction for good.
         members, params = dialect.with_ids(dialect.without_history(question), raw(truth), {})
         if params:
-            members["kv_transfer_params"] = msgspec.Raw(dump(params))
+            members["kv_transfer_params"] = msgspec.Raw(dump(first_turn() | params))
         if await _prompt_ids(upstream, url, dialect, members, timeout) == truth:
             honours.add(dialect.name)
     return Capabilities(

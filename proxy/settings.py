@@ -123,7 +123,7 @@ class Settings(BaseSettings):
         if not isinstance(parts, list):
             return value
         return [
-            piece.strip()
+            piece.strip() if isinstance(piece, str) else piece
             for part in parts
             for piece in (part.split(",") if isinstance(part, str) else [part])
             if not isinstance(piece, str) or piece.strip()
@@ -196,11 +196,23 @@ def load(arguments: Sequence[str]) -> Settings:
     path = finder.parse_known_args(arguments)[0].config or os.environ.get("TURNBACK_CONFIG")
     values = {} if path is None else _yaml(Path(path))
     try:
-        return CliApp.run(Settings, cli_args=list(arguments), **values)
+        return CliApp.run(Settings, cli_args=_joined(arguments), **values)
     except ValidationError as error:
         raise WrongSettings("; ".join(dict.fromkeys(_one_line(found) for found in error.errors()))) from error
     except SettingsError as error:
         raise WrongSettings(" ".join(str(error).split())) from error
+
+
+def _joined(arguments: Sequence[str]) -> list[str]:
+    """``arguments`` with each list option once: ``--prefill A --prefill B`` means both, as ``--prefill A B`` does."""
+    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in ("prefill", "decode", "conversation_id_sources"):
+        finder.add_argument(f"--{name.replace('_', '-')}", dest=name, action="extend", nargs="*")
+    lists, others = finder.parse_known_args(arguments)
+    for name, values in vars(lists).items():
+        if values is not None:
+            others += [f"--{name.replace('_', '-')}", *values]
+    return others
 
 
 def _yaml(path: Path) -> dict[str, Any]:

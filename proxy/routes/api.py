@@ -48,6 +48,8 @@ class ApiEndpoint:
                 data = await _read_body(headers, receive, self._settings.max_body_bytes)
                 serving = asyncio.ensure_future(self._serve(data, headers, request_id, report, send))
                 await _unless_gone(serving, receive)
+            except ApiError as error:
+                await _send(_answer(error, report), request_id, send)
             except ClientGone:
                 report.status = 499
             finally:
@@ -59,7 +61,7 @@ class ApiEndpoint:
         try:
             reply = await self._turns.serve(self._call(data, headers, request_id), report)
         except ApiError as error:
-            reply = Reply(error.status, "application/json", error.body(), report)
+            reply = _answer(error, report)
         async with reply.closing:
             await _send(reply, request_id, send)
 
@@ -147,6 +149,10 @@ async def _unless_gone(serving: asyncio.Future[None], receive: Receive) -> None:
 async def _left(receive: Receive) -> None:
     while (await receive())["type"] != "http.disconnect":
         pass
+
+
+def _answer(error: ApiError, report: Report) -> Reply:
+    return Reply(error.status, "application/json", error.body(), report)
 
 
 async def _send(reply: Reply, request_id: str, send: Send) -> None:

@@ -7,7 +7,7 @@ import pytest
 from tests.contract.answers import CHAT, OPENING, chat, user
 from tests.contract.conftest import House, Json, MakeHouse
 from tests.running import eventually
-from tests.simulator import Recorded
+from tests.simulator import Point, Recorded
 
 
 def reuses(request: Recorded) -> bool:
@@ -38,7 +38,7 @@ async def test_a_reuse_that_prefill_answers_with_5xx_is_tried_once_more_plain(ho
 
 
 @pytest.mark.parametrize("point", ["before_headers", "before_answer", "after_headers"])
-async def test_a_reuse_whose_connection_drops_is_never_sent_again(house: House, point: str) -> None:
+async def test_a_reuse_whose_connection_drops_is_never_sent_again(house: House, point: Point) -> None:
     """It may have been read: the blocks may hold other tokens by now."""
     _, body = await second_turn(house)
     house.prefill.close_next(point, when=reuses)
