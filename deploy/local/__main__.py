@@ -21,7 +21,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = _parser()
     given = parser.parse_args(arguments)
     progress = Progress()
-    signal.signal(signal.SIGTERM, _interrupt)
+    # SIGINT too: started in the background of a script, Python finds it ignored and leaves it so.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _interrupt)
     try:
         if given.command == "serve":
             serve(_serve_options(parser, given), progress)

@@ -63,7 +63,8 @@ def _build_base(layout: Layout, progress: Progress, requirements: Path) -> None:
     log = _log(layout)
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_text("", encoding="utf-8")
-    with progress.step("Creating the engines' environment (about 4 GB, a few minutes)"):
+    progress.note(f"Building the engines' environment: about 4 GB, a few minutes. pip's output: {log}")
+    with progress.step("Creating a virtual environment"):
         venv.create(layout.engine, with_pip=True, symlinks=True)
     with progress.step("Installing torch"):
         _pip(layout, "install", "--no-deps", torch_requirement(requirements))
