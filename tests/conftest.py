@@ -8,7 +8,7 @@ from tests.redis_server import RedisServer
 
 
 @pytest.fixture(scope="session")
-def redis_server_of_session() -> Iterator[RedisServer]:
+def redis_process() -> Iterator[RedisServer]:
     """Started by whoever needs it; see ``redis_server``."""
     server = RedisServer()
     try:
@@ -18,11 +18,11 @@ def redis_server_of_session() -> Iterator[RedisServer]:
 
 
 @pytest.fixture
-def redis_server(redis_server_of_session: RedisServer) -> RedisServer:
+def redis_server(redis_process: RedisServer) -> RedisServer:
     """A running, empty Redis server; a test may stop and start it."""
-    redis_server_of_session.start()
-    redis_server_of_session.clear()
-    return redis_server_of_session
+    redis_process.start()
+    redis_process.clear()
+    return redis_process
 
 
 @pytest.fixture
