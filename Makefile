@@ -55,3 +55,8 @@ $(READY): pyproject.toml constraints.txt
 
 clean:
 	rm -rf $(VENV) .local .pytest_cache .mypy_cache .ruff_cache .hypothesis build dist *.egg-info
+
+# TTFT of a second turn with and without reuse, the router against the bare protocol; BENCH_ARGS=.
+.PHONY: bench-ttft
+bench-ttft: setup
+	$(PY) -m bench.ttft $(BENCH_ARGS)

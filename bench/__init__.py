@@ -1,0 +1,1 @@
+"""Measuring tools. They need the local pair (deploy.local) and the development dependencies."""
