@@ -12,8 +12,9 @@ from proxy.body import NotAnObject, parse, read
 from proxy.call import Call, Reply, Report
 from proxy.harvest import Harvest
 from proxy.pool import Pool
-from proxy.relay import data_of, events, names_role_only, relayed
+from proxy.relay import names_role_only, relayed
 from proxy.settings import Settings
+from proxy.sse import data_of, events
 from proxy.upstream import Answer, BrokenOff, Failed, Refused, Stream, Upstream
 from router.workers import Worker
 
@@ -58,7 +59,7 @@ class AnswerLeg:
                     return Reply(status, content_type, content if seen is None else seen, report)
                 case Stream():
                     closing.callback(answer.close)
-                    following = events(answer)
+                    following = events(answer.parts())
                     first = await _beginning(following)
                     if isinstance(first, Failed):
                         return first

@@ -7,26 +7,8 @@ import msgspec
 from proxy.body import NotAnObject, parse, read
 from proxy.errors import broken_off
 from proxy.harvest import Harvest
-from proxy.upstream import BrokenOff, Stream
-
-_END_OF_STREAM = b"[DONE]"
-
-
-async def events(stream: Stream) -> AsyncIterator[bytes]:
-    """The stream cut into its events, each with the empty line that ends it. Raises ``BrokenOff``.
-
-    What follows the last empty line comes last, as it is.
-    """
-    rest = b""
-    async for part in stream.parts():
-        rest = rest + part if rest else part
-        if b"\r" in rest:
-            rest = rest.replace(b"\r\n", b"\n")
-        while (end := rest.find(b"\n\n")) >= 0:
-            yield rest[: end + 2]
-            rest = rest[end + 2 :]
-    if rest:
-        yield rest
+from proxy.sse import data_of, is_end, with_data
+from proxy.upstream import BrokenOff
 
 
 def cleaned(event: bytes, harvest: Harvest) -> bytes | None:
@@ -37,17 +19,7 @@ def cleaned(event: bytes, harvest: Harvest) -> bytes | None:
     kept = harvest.take(data)
     if kept is data:
         return event
-    return None if kept is None else b"data: " + kept + b"\n\n"
-
-
-def data_of(event: bytes) -> bytes:
-    """What an event carries; nothing for a comment."""
-    return event[5:].strip() if event.startswith(b"data:") else b""
-
-
-def is_end(event: bytes) -> bool:
-    """Whether this is the event by which the API says that all has been said."""
-    return data_of(event) == _END_OF_STREAM
+    return None if kept is None else with_data(event, kept)
 
 
 def names_role_only(event: bytes) -> bool:

@@ -38,8 +38,8 @@ PREFILL_RULES: Mapping[str, Rule] = {
     "prompt_logprobs": Rule.DROP,
     "logprob_token_ids": Rule.DROP,
     "return_tokens_as_token_ids": Rule.DROP,
-    # One token of a grammar is not worth compiling it.
-    "response_format": Rule.DROP,
+    # One token of a grammar is not worth compiling it. ``response_format`` is not here: some models' prompts
+    # show it, so it goes only where the ids are given.
     "structured_outputs": Rule.DROP,
     "structural_tag": Rule.DROP,
     "guided_json": Rule.DROP,
@@ -50,7 +50,7 @@ PREFILL_RULES: Mapping[str, Rule] = {
     "guided_whitespace_pattern": Rule.DROP,
 }
 
-NEUTRAL_MEMBERS = frozenset(PREFILL_RULES) - {"echo", "response_format", "structural_tag"} | {
+NEUTRAL_MEMBERS = frozenset(PREFILL_RULES) - {"echo", "structural_tag"} | {
     "model", "max_tokens", "temperature", "top_p", "top_k", "min_p", "seed", "stop", "stop_token_ids", "user",
     "frequency_penalty", "presence_penalty", "repetition_penalty", "length_penalty", "logit_bias", "bad_words",
     "allowed_token_ids", "ignore_eos", "include_stop_str_in_output", "skip_special_tokens",

@@ -8,10 +8,7 @@ from proxy.errors import bad_request
 from router.kv_params import Members
 from router.reuse import Reason
 
-
-class _Part(msgspec.Struct):
-    type: str | None = None
-    text: str | None = None
+_Part = dict[str, msgspec.Raw]
 
 
 class _Message(msgspec.Struct):
@@ -23,16 +20,23 @@ class _Rendered(msgspec.Struct):
     features: msgspec.Raw = msgspec.Raw(b"null")
 
 
-_TEXT_PARTS = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "reasoning"})
+_TEXT_MEMBERS = frozenset(
+    {"type", "text", "refusal", "thinking", "reasoning", "cache_control", "annotations", "signature"}
+)
+"""What a part of a message's content may have and be text: media can come with any type, or none."""
+
+_TEXT_TYPES = frozenset({"text", "input_text", "output_text", "refusal", "thinking", "reasoning"})
 
 _TOKENIZE_MEMBERS = frozenset(
     {"model", "messages", "tools", "add_generation_prompt", "continue_final_message", "add_special_tokens",
      "chat_template", "chat_template_kwargs"}
 )  # fmt: skip
 
-_IN_THE_PROMPT = frozenset({"tools", "tool_choice", "documents", "chat_template", "chat_template_kwargs",
-                            "add_generation_prompt", "continue_final_message", "reasoning_effort",
-                            "truncate_prompt_tokens", "truncation_side", "add_special_tokens"})  # fmt: skip
+_IN_THE_PROMPT = frozenset(
+    {"tools", "tool_choice", "response_format", "documents", "chat_template", "chat_template_kwargs",
+     "add_generation_prompt", "continue_final_message", "reasoning_effort", "truncate_prompt_tokens",
+     "truncation_side", "add_special_tokens"}
+)  # fmt: skip
 
 _ANY_MESSAGE = raw([{"role": "user", "content": "."}])
 
@@ -106,4 +110,7 @@ def prompt_logprobs(request: ClientRequest) -> Reason | None:
 
 
 def _is_text(part: str | _Part) -> bool:
-    return isinstance(part, str) or part.type in _TEXT_PARTS or (part.type is None and part.text is not None)
+    if isinstance(part, str):
+        return True
+    kind = read(part, "type", str) if "type" in part else "text"
+    return kind in _TEXT_TYPES and part.keys() <= _TEXT_MEMBERS

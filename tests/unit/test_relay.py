@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from proxy.harvest import Harvest
-from proxy.relay import events, relayed
+from proxy.relay import relayed
+from proxy.sse import events
 from proxy.upstream import BrokenOff, Stream
 from tests.unit.test_harvest import CHAT_STREAM, PARAMS, TEXT_STREAM, chat_chunk, without
 
@@ -38,7 +39,7 @@ def stream(parts: Iterable[bytes], broken: str | None = None) -> Stream:
 
 
 async def cut(parts: Iterable[bytes]) -> list[bytes]:
-    return [event async for event in events(stream(parts))]
+    return [event async for event in events(stream(parts).parts())]
 
 
 async def relay(
@@ -52,7 +53,7 @@ async def relay(
     async def finish() -> None:
         remembered.append(len(got))
 
-    async for event in relayed([], events(stream(parts, broken)), harvest, finish):
+    async for event in relayed([], events(stream(parts, broken).parts()), harvest, finish):
         # One by one, since ``finish`` looks at how many there were.
         got.append(event)  # noqa: PERF401
     return got, harvest, remembered
@@ -162,6 +163,6 @@ async def test_what_was_read_ahead_comes_first_and_is_cleaned_too() -> None:
     async def finish() -> None:
         return None
 
-    got = [event async for event in relayed(wire[:2], events(stream(wire[2:])), harvest, finish)]
+    got = [event async for event in relayed(wire[:2], events(stream(wire[2:]).parts()), harvest, finish)]
     assert got == (await relay(wire))[0]
     assert harvest.tokens == [1, 2, 3, 10, 11, 12, 13, 2]

@@ -1,0 +1,56 @@
+"""Server-sent events, as far as they are read here: where one ends, and what it carries."""
+
+from collections.abc import AsyncIterator
+
+import msgspec
+
+_DATA = b"data:"
+_END_OF_STREAM = b"[DONE]"
+
+
+async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    """A stream cut into its events, each with the empty line that ends it.
+
+    An event that was not ended is passed on, ended, if it is all there; half an event is dropped: its reader could
+    make no sense of it, nor of what comes after it.
+    """
+    rest = b""
+    async for part in parts:
+        rest = rest + part if rest else part
+        if b"\r" in rest:
+            rest = rest.replace(b"\r\n", b"\n")
+        while (end := rest.find(b"\n\n")) >= 0:
+            yield rest[: end + 2]
+            rest = rest[end + 2 :]
+    if rest and _is_whole(rest):
+        yield rest.rstrip(b"\n") + b"\n\n"
+
+
+def data_of(event: bytes) -> bytes:
+    """What an event carries; nothing for one of comments and other fields only."""
+    if event.startswith(_DATA) and event.find(b"\n") == len(event) - 2:
+        return event[len(_DATA) :].strip()
+    lines = [line[len(_DATA) :].strip() for line in event.split(b"\n") if line.startswith(_DATA)]
+    return b"\n".join(lines)
+
+
+def with_data(event: bytes, data: bytes) -> bytes:
+    """``event`` carrying ``data`` instead; its comments and other fields stay in front."""
+    others = [line for line in event.split(b"\n") if line and not line.startswith(_DATA)]
+    return b"\n".join([*others, b"data: " + data]) + b"\n\n"
+
+
+def is_end(event: bytes) -> bool:
+    """Whether this is the event by which the API says that all has been said."""
+    return data_of(event) == _END_OF_STREAM
+
+
+def _is_whole(rest: bytes) -> bool:
+    data = data_of(rest)
+    if data == _END_OF_STREAM:
+        return True
+    try:
+        msgspec.json.decode(data, type=msgspec.Raw)
+    except (msgspec.DecodeError, RecursionError):
+        return False
+    return True
