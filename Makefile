@@ -1,5 +1,5 @@
 # make serve   the router on PORT, and a real prefill and decode pair on this machine's CPU behind it
-# make test    everything, the end-to-end tests against the real pair included
+# make test    lint and everything there is to test, the end-to-end tests against the real pair included
 # make lint    ruff and mypy
 #
 # serve takes PREFILL= and DECODE= (URLs of workers that run already; nothing is built for engines
@@ -25,7 +25,7 @@ serve: $(READY)
 	@$(PY) -m deploy.local serve $(addprefix --prefill ,$(PREFILL)) $(addprefix --decode ,$(DECODE)) \
 	  --store '$(STORE)' --port $(PORT) $(SERVE_ARGS)
 
-test: setup
+test: lint setup
 	$(PY) -m pytest $(PYTEST_ARGS)
 
 lint: $(READY)
