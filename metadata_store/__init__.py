@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from metadata_store.base import Absent, Store, StoreError, UnreadableEntry
 from metadata_store.memory import MemoryStore
-from metadata_store.record import Record
+from metadata_store.record import Holding, Record
 from metadata_store.redis import RedisStore
 
-__all__ = ["Absent", "Record", "Store", "StoreError", "UnreadableEntry", "open_store"]
+__all__ = ["Absent", "Holding", "Record", "Store", "StoreError", "UnreadableEntry", "open_store"]
 
 REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from enum import Enum
 from typing import Protocol
 
-from metadata_store.record import Record
+from metadata_store.record import Holding, Record
 
 
 class Absent(Enum):
@@ -48,8 +48,8 @@ class Store(Protocol):
     async def discard(self, key: str) -> Record | None:
         """Remove the entry for good and return it."""
 
-    def scan(self) -> AsyncIterator[tuple[str, Record]]:
-        """All entries there are, in no order; those that come or go meanwhile may or may not be among them."""
+    def scan(self) -> AsyncIterator[tuple[str, Holding]]:
+        """All entries there are, in short, in no order; of those that come or go meanwhile some may be missing."""
 
 
 TOMBSTONE_SECONDS = 3600.0

@@ -5,7 +5,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 from metadata_store.base import TOMBSTONE_SECONDS, Absent
-from metadata_store.record import Record
+from metadata_store.record import Holding, Record
 
 
 class MemoryStore:
@@ -58,11 +58,11 @@ class MemoryStore:
         self._deadlines.pop(key, None)
         return self._entries.pop(key, None)
 
-    async def scan(self) -> AsyncIterator[tuple[str, Record]]:
+    async def scan(self) -> AsyncIterator[tuple[str, Holding]]:
         """See ``Store.scan``."""
         self._sweep()
-        for item in list(self._entries.items()):
-            yield item
+        for key, record in list(self._entries.items()):
+            yield key, Holding.of(record)
 
     def _sweep(self) -> float:
         """Drop what is past its deadline, and notes that nobody needs any more; the time now."""

@@ -1,5 +1,7 @@
 """The entry: what a decode worker holds for one conversation, and how it is written down."""
 
+from typing import TypeVar
+
 import msgspec
 
 from router.fingerprint import Fingerprint
@@ -23,8 +25,37 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     """Seconds since the epoch after which the blocks must not be read any more."""
     turn: int
     """Number of the turn that left this, counted from 1."""
+    blocks: int = 0
+    """How many of the worker's KV blocks are kept for it."""
     prefill: str = ""
     """URL of the prefill worker of that turn, whose own prefix cache may still hold the prompt."""
+
+
+class Holding(msgspec.Struct, frozen=True, array_like=True):
+    """What there is to know of an entry without reading it: whose memory it takes, how much, since when."""
+
+    worker: str
+    generation: str
+    tokens: int
+    blocks: int
+    turn: int
+    stored_at: float
+    """Seconds since the epoch."""
+    deadline: float
+    """Seconds since the epoch."""
+
+    @classmethod
+    def of(cls, record: Record) -> "Holding":
+        """The same entry, in short."""
+        return cls(
+            worker=record.worker,
+            generation=record.generation,
+            tokens=record.fingerprint.tokens,
+            blocks=record.blocks,
+            turn=record.turn,
+            stored_at=record.stored_at,
+            deadline=record.deadline,
+        )
 
 
 class UnreadableRecord(ValueError):
@@ -33,27 +64,39 @@ class UnreadableRecord(ValueError):
 
 def encode(record: Record) -> bytes:
     """As MessagePack; a few bytes more than the fingerprint and the block list."""
-    return _encoder.encode(_Envelope(version=_VERSION, record=record))
+    return _encoder.encode((_VERSION, record))
 
 
 def decode(data: bytes) -> Record:
     """Raises ``UnreadableRecord``, also for entries of another version: replicas may be of two versions."""
-    try:
-        envelope = _decoder.decode(data)
-    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
-        raise UnreadableRecord(str(error)) from error
-    if envelope.version != _VERSION:
-        raise UnreadableRecord(f"entry of version {envelope.version}, this is version {_VERSION}")
-    return envelope.record
+    return _read(data, _records)
+
+
+def encode_holding(holding: Holding) -> bytes:
+    """As MessagePack, about a hundred bytes."""
+    return _encoder.encode((_VERSION, holding))
+
+
+def decode_holding(data: bytes) -> Holding:
+    """Raises ``UnreadableRecord``."""
+    return _read(data, _holdings)
 
 
 _VERSION = 1
 
+_Content = TypeVar("_Content")
 
-class _Envelope(msgspec.Struct, frozen=True, array_like=True):
-    version: int
-    record: Record
+
+def _read(data: bytes, decoder: "msgspec.msgpack.Decoder[tuple[int, _Content]]") -> _Content:
+    try:
+        version, content = decoder.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
+        raise UnreadableRecord(str(error)) from error
+    if version != _VERSION:
+        raise UnreadableRecord(f"entry of version {version}, this is version {_VERSION}")
+    return content
 
 
 _encoder = msgspec.msgpack.Encoder()
-_decoder = msgspec.msgpack.Decoder(_Envelope)
+_records = msgspec.msgpack.Decoder(tuple[int, Record])
+_holdings = msgspec.msgpack.Decoder(tuple[int, Holding])

@@ -1,12 +1,14 @@
 """The store in Redis: shared by all replicas.
 
 Per conversation two keys, tied to one cluster slot: the entry, which Redis drops at the deadline, and
-a note of that deadline that outlives it, so that "expired" can be told from "never there".
+a note of what the entry holds and until when. The note outlives the entry, so that "expired" can be told
+from "never there"; and it is short, so that all notes can be looked through every few seconds.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
+from functools import partial
 from typing import TypeVar
 
 from redis.asyncio import Redis
@@ -15,9 +17,21 @@ from redis.backoff import NoBackoff
 from redis.exceptions import RedisError
 
 from metadata_store.base import TOMBSTONE_SECONDS, Absent, StoreError, UnreadableEntry
-from metadata_store.record import Record, UnreadableRecord, decode, encode
+from metadata_store.record import (
+    Holding,
+    Record,
+    UnreadableRecord,
+    decode,
+    decode_holding,
+    encode,
+    encode_holding,
+)
 
 _PREFIX = "turnback:"
+_NOTE = ":note"
+_AT_ONCE = 200
+"""Keys looked at in one round trip."""
+
 _Answer = TypeVar("_Answer")
 
 
@@ -54,18 +68,19 @@ class RedisStore:
         entry, note = await self._remove(key)
         if entry is not None:
             return _decoded(entry)
-        if note is not None and _deadline(note) <= self._clock():
+        if note is not None and _noted(note).deadline <= self._clock():
             return Absent.EXPIRED
         return Absent.NOTHING
 
     async def put(self, key: str, record: Record) -> Record | None:
         """See ``Store.put``."""
         left, entry_key, note_key = self._places(key, record)
+        note = encode_holding(Holding.of(record))
 
         async def ask() -> bytes | None:
             async with self._redis.pipeline(transaction=False) as pipe:
                 pipe.set(entry_key, encode(record), px=left, get=True)
-                pipe.set(note_key, repr(record.deadline), px=left + _milliseconds(TOMBSTONE_SECONDS))
+                pipe.set(note_key, note, px=left + _milliseconds(TOMBSTONE_SECONDS))
                 before, _ = await pipe.execute()
                 return before  # type: ignore[no-any-return]
 
@@ -77,12 +92,13 @@ class RedisStore:
         if record.deadline <= self._clock():
             return False
         left, entry_key, note_key = self._places(key, record)
+        note = encode_holding(Holding.of(record))
 
         async def ask() -> bool:
             async with self._redis.pipeline(transaction=False) as pipe:
                 # Not NX together with GET, which Redis knows from 7.0 on only.
                 pipe.set(entry_key, encode(record), px=left, nx=True)
-                pipe.set(note_key, repr(record.deadline), px=left + _milliseconds(TOMBSTONE_SECONDS), nx=True)
+                pipe.set(note_key, note, px=left + _milliseconds(TOMBSTONE_SECONDS), nx=True)
                 done, _ = await pipe.execute()
                 return bool(done)
 
@@ -93,20 +109,30 @@ class RedisStore:
         entry, _ = await self._remove(key)
         return None if entry is None else _decoded(entry)
 
-    async def scan(self) -> AsyncIterator[tuple[str, Record]]:
-        """See ``Store.scan``; not bounded in time as a whole. Unreadable entries are passed over."""
-        try:
-            async for entry_key in self._redis.scan_iter(match=f"{_PREFIX}*:entry", count=200):
-                data = await self._redis.get(entry_key)
-                if not isinstance(data, bytes):
-                    continue
+    async def scan(self) -> AsyncIterator[tuple[str, Holding]]:
+        """See ``Store.scan``; each step is bounded in time, the whole is not. Unreadable notes are passed over."""
+        notes = self._redis.scan_iter(match=f"{_PREFIX}*{_NOTE}", count=_AT_ONCE)
+        more = True
+        while more:
+            keys = await self._bounded(lambda: _some(notes, _AT_ONCE))
+            more = len(keys) == _AT_ONCE
+            for key, note in zip(keys, await self._bounded(partial(self._get, keys)), strict=True):
                 try:
-                    record = decode(data)
+                    holding = decode_holding(note) if note is not None else None
                 except UnreadableRecord:
                     continue
-                yield entry_key.decode().removeprefix(_PREFIX + "{").removesuffix("}:entry"), record
-        except (RedisError, OSError) as error:
-            raise StoreError(_said(error)) from error
+                # A note without an entry is one that expired: taking removes both.
+                if holding is not None and holding.deadline > self._clock():
+                    yield key.decode().removeprefix(_PREFIX + "{").removesuffix("}" + _NOTE), holding
+
+    async def _get(self, keys: list[bytes]) -> list[bytes | None]:
+        """The values of ``keys``, one by one in one go: a cluster has them in different places."""
+        if not keys:
+            return []
+        async with self._redis.pipeline(transaction=False) as pipe:
+            for key in keys:
+                pipe.get(key)
+            return list(await pipe.execute())
 
     async def _remove(self, key: str) -> tuple[bytes | None, bytes | None]:
         """Remove entry and note; what they were."""
@@ -137,7 +163,17 @@ class RedisStore:
 
 def _keys(key: str) -> tuple[str, str]:
     # The braces make both keys of a conversation live in one slot of a Redis Cluster.
-    return f"{_PREFIX}{{{key}}}:entry", f"{_PREFIX}{{{key}}}:until"
+    return f"{_PREFIX}{{{key}}}:entry", f"{_PREFIX}{{{key}}}{_NOTE}"
+
+
+async def _some(keys: AsyncIterator[bytes], most: int) -> list[bytes]:
+    """The next keys, at most so many; fewer only at the end."""
+    found: list[bytes] = []
+    async for key in keys:
+        found.append(key)
+        if len(found) == most:
+            break
+    return found
 
 
 def _milliseconds(seconds: float) -> int:
@@ -151,10 +187,10 @@ def _decoded(data: bytes) -> Record:
         raise UnreadableEntry(f"an entry in Redis is not readable: {error}") from error
 
 
-def _deadline(note: bytes) -> float:
+def _noted(note: bytes) -> Holding:
     try:
-        return float(note)
-    except ValueError as error:
+        return decode_holding(note)
+    except UnreadableRecord as error:
         raise StoreError("a note in Redis is not readable") from error
 
 

@@ -79,6 +79,7 @@ class Remember:
             stored_at=arrival,
             deadline=arrival + self._settings.decoder_kv_blocks_ttl - self._settings.decoder_kv_blocks_margin,
             turn=report.turn,
+            blocks=params.blocks,
             prefill=report.prefill,
         )
 

@@ -44,6 +44,11 @@ class KvParams:
         return self._known.remote_num_tokens
 
     @property
+    def blocks(self) -> int:
+        """How many KV blocks the worker keeps for it."""
+        return sum(map(len, self._known.remote_block_ids or []))
+
+    @property
     def cuttable(self) -> bool:
         """Whether a prefix shorter than everything can be taken.
 

@@ -13,7 +13,7 @@ from redis.asyncio import Redis
 
 from metadata_store import Absent, Store, StoreError, open_store
 from metadata_store.keys import conversation_key, derive_secret
-from metadata_store.record import encode
+from metadata_store.record import Holding, encode
 from metadata_store.redis import RedisStore
 from tests.redis_server import RedisServer, free_port
 from tests.running import eventually
@@ -281,7 +281,7 @@ async def test_value_that_no_one_can_read_fails_one_call_and_no_more(redis_serve
         await store.put("b" * 32, good)
 
         await redis.set(_entry_key(KEY), value, px=100_000)
-        assert [found async for _, found in store.scan()] == [good]
+        assert [found async for _, found in store.scan()] == [Holding.of(good)]
         with pytest.raises(StoreError):
             await store.take(KEY)
         assert await store.take(KEY) is Absent.NOTHING
@@ -311,7 +311,7 @@ async def test_key_of_another_type_is_a_store_error(redis_server: RedisServer) -
 
 async def test_unreadable_note_of_a_deadline_is_a_store_error(redis_server: RedisServer) -> None:
     async with opened(redis_server.url, timeout=10.0) as store, Redis.from_url(redis_server.url) as redis:
-        await redis.set(f"turnback:{{{KEY}}}:until", "soon")
+        await redis.set(f"turnback:{{{KEY}}}:note", "soon")
         with pytest.raises(StoreError):
             await store.take(KEY)
         assert await store.take(KEY) is Absent.NOTHING
