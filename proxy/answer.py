@@ -40,7 +40,8 @@ class AnswerLeg:
         async with AsyncExitStack() as closing:
             closing.enter_context(self._pool.leg(worker, report.prompt_tokens or 0))
             answer = await self._upstream.stream(
-                worker.url + call.dialect.path,
+                worker,
+                call.dialect.path,
                 body,
                 first_byte_timeout=self._settings.first_byte_timeout,
                 gap_timeout=self._settings.gap_timeout,

@@ -107,11 +107,11 @@ class Pool:
             await asyncio.sleep(self._settings.probe_interval)
 
     async def _look(self, worker: Worker) -> None:
-        health = await self._upstream.get(f"{worker.url}/health", self._settings.probe_timeout)
+        health = await self._upstream.get(worker, "/health", self._settings.probe_timeout)
         if not isinstance(health, Answer):
             self._set_up(worker, False, str(health))
             return
-        metrics = await self._upstream.get(f"{worker.url}/metrics", self._settings.probe_timeout)
+        metrics = await self._upstream.get(worker, "/metrics", self._settings.probe_timeout)
         seen = vitals(metrics.body.decode(errors="replace")) if isinstance(metrics, Answer) else None
         if seen is not None and seen.generation != worker.generation:
             await self._discover(worker, seen)
@@ -123,7 +123,7 @@ class Pool:
             worker.capabilities = None
         try:
             # A worker busy with long prompts answers late; that is not a fault.
-            worker.capabilities = await discover(self._upstream, worker.url, seen, 12 * self._settings.probe_timeout)
+            worker.capabilities = await discover(self._upstream, worker, seen, 12 * self._settings.probe_timeout)
         except ProbeFailed as error:
             log.warning("worker does not tell what it can do; asked again", worker=worker.url, detail=str(error))
             return

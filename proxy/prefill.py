@@ -88,7 +88,7 @@ class PrefillLeg:
             self._metrics.prefill.labels("yes" if reuse else "no").time(),
         ):
             answer = await self._upstream.post(
-                worker.url + dialect.path, body, self._settings.prefill_timeout, request_id=uuid.uuid4().hex
+                worker, dialect.path, body, self._settings.prefill_timeout, request_id=uuid.uuid4().hex
             )
         if not isinstance(answer, Answer):
             return answer

@@ -8,7 +8,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from proxy.body import dump, raw
 from proxy.dialects import DIALECTS, Dialect
 from proxy.harvest import Harvest
-from proxy.upstream import Answer, Upstream
+from proxy.upstream import Answer, Server, Upstream
 from router.kv_params import Members, first_turn
 from router.workers import Capabilities
 
@@ -58,26 +58,26 @@ def vitals(metrics: str) -> Vitals:
     return Vitals(generation, block_size, num_blocks)
 
 
-async def discover(upstream: Upstream, url: str, seen: Vitals, timeout: float) -> Capabilities:
-    """What the worker at ``url`` offers; each question within ``timeout`` seconds. Raises ``ProbeFailed``."""
-    model = await _model(upstream, url, timeout)
+async def discover(upstream: Upstream, server: Server, seen: Vitals, timeout: float) -> Capabilities:
+    """What ``server`` offers; each question within ``timeout`` seconds. Raises ``ProbeFailed``."""
+    model = await _model(upstream, server, timeout)
     renders, tokenizes, honours = set(), set(), set()
     for dialect in DIALECTS:
         question = {"model": raw(model), **_QUESTIONS[dialect.name]}
-        truth = await _prompt_ids(upstream, url, dialect, question, timeout)
+        truth = await _prompt_ids(upstream, server, dialect, question, timeout)
         if truth is None:
             # No such endpoint (a base model has no chat template), or a version that tells no ids.
             continue
-        if await _rendered(upstream, url, dialect, question, timeout) == truth:
+        if await _rendered(upstream, server, dialect, question, timeout) == truth:
             renders.add(dialect.name)
-        if await _tokenized(upstream, url, dialect, question, timeout) == truth:
+        if await _tokenized(upstream, server, dialect, question, timeout) == truth:
             tokenizes.add(dialect.name)
         # As a prefill leg, whose few blocks go when its lease ends: an engine that does not know the ids
         # would keep the blocks of parameters without a direction for good.
         members, params = dialect.with_ids(dialect.without_history(question), raw(truth), {})
         if params:
             members["kv_transfer_params"] = msgspec.Raw(dump(first_turn() | params))
-        if await _prompt_ids(upstream, url, dialect, members, timeout) == truth:
+        if await _prompt_ids(upstream, server, dialect, members, timeout) == truth:
             honours.add(dialect.name)
     return Capabilities(
         generation=seen.generation,
@@ -106,8 +106,8 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
-async def _model(upstream: Upstream, url: str, timeout: float) -> str:
-    answer = await upstream.get(f"{url}/v1/models", timeout)
+async def _model(upstream: Upstream, server: Server, timeout: float) -> str:
+    answer = await upstream.get(server, "/v1/models", timeout)
     if not isinstance(answer, Answer):
         raise ProbeFailed(f"/v1/models: {answer}")
     try:
@@ -117,11 +117,11 @@ async def _model(upstream: Upstream, url: str, timeout: float) -> str:
 
 
 async def _prompt_ids(
-    upstream: Upstream, url: str, dialect: Dialect, question: Members, timeout: float
+    upstream: Upstream, server: Server, dialect: Dialect, question: Members, timeout: float
 ) -> list[int] | None:
     """The prompt's ids as the worker tells them with an answer of one token."""
     body = dump(question | {"max_tokens": raw(1), "return_token_ids": raw(True), "temperature": raw(0)})
-    answer = await upstream.post(url + dialect.path, body, timeout)
+    answer = await upstream.post(server, dialect.path, body, timeout)
     if not isinstance(answer, Answer):
         return None
     harvest = Harvest(client_wants_ids=False)
@@ -130,9 +130,9 @@ async def _prompt_ids(
 
 
 async def _rendered(
-    upstream: Upstream, url: str, dialect: Dialect, question: Members, timeout: float
+    upstream: Upstream, server: Server, dialect: Dialect, question: Members, timeout: float
 ) -> list[int] | None:
-    answer = await upstream.post(url + dialect.render_path, dump(question), timeout)
+    answer = await upstream.post(server, dialect.render_path, dump(question), timeout)
     try:
         return dialect.rendered_ids(answer.body) if isinstance(answer, Answer) else None
     except msgspec.DecodeError:
@@ -140,9 +140,9 @@ async def _rendered(
 
 
 async def _tokenized(
-    upstream: Upstream, url: str, dialect: Dialect, question: Members, timeout: float
+    upstream: Upstream, server: Server, dialect: Dialect, question: Members, timeout: float
 ) -> list[int] | None:
-    answer = await upstream.post(f"{url}/tokenize", dump(question), timeout)
+    answer = await upstream.post(server, "/tokenize", dump(question), timeout)
     try:
         return tokenized_ids(answer.body) if isinstance(answer, Answer) else None
     except msgspec.DecodeError:

@@ -8,7 +8,7 @@ from proxy.pool import Pool
 from proxy.probe import tokenized_ids
 from proxy.settings import Settings
 from proxy.telemetry import Metrics
-from proxy.upstream import Answer, Upstream
+from proxy.upstream import Answer, RenderServer, Server, Upstream
 
 
 class PromptIds:
@@ -29,28 +29,28 @@ class PromptIds:
 
     async def _asked(self, dialect: Dialect, request: ClientRequest) -> list[int] | None:
         if self._settings.render is not None:
-            return await self._rendered(self._settings.render, dialect, request)
+            return await self._rendered(RenderServer(self._settings.render), dialect, request)
         worker = self._pool.rendering(dialect.name)
         if worker is None or worker.capabilities is None:
             return None
         if dialect.name in worker.capabilities.renders:
-            return await self._rendered(worker.url, dialect, request)
-        return await self._tokenized(worker.url, dialect, request)
+            return await self._rendered(worker, dialect, request)
+        return await self._tokenized(worker, dialect, request)
 
-    async def _rendered(self, url: str, dialect: Dialect, request: ClientRequest) -> list[int] | None:
+    async def _rendered(self, server: Server, dialect: Dialect, request: ClientRequest) -> list[int] | None:
         answer = await self._upstream.post(
-            url + dialect.render_path, dump(request.members), self._settings.render_timeout
+            server, dialect.render_path, dump(request.members), self._settings.render_timeout
         )
         try:
             return dialect.rendered_ids(answer.body) if isinstance(answer, Answer) else None
         except msgspec.DecodeError:
             return None
 
-    async def _tokenized(self, url: str, dialect: Dialect, request: ClientRequest) -> list[int] | None:
+    async def _tokenized(self, server: Server, dialect: Dialect, request: ClientRequest) -> list[int] | None:
         body = dialect.tokenize_body(request)
         if body is None:
             return None
-        answer = await self._upstream.post(f"{url}/tokenize", body, self._settings.render_timeout)
+        answer = await self._upstream.post(server, "/tokenize", body, self._settings.render_timeout)
         try:
             return tokenized_ids(answer.body) if isinstance(answer, Answer) else None
         except msgspec.DecodeError:

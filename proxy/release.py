@@ -82,7 +82,7 @@ class Releaser:
         async with self._gate:
             prefill = self._pool.choose(Role.PREFILL)
             answer = await self._upstream.post(
-                f"{prefill.url}/v1/completions", body, _TIMEOUT, request_id=f"release-{uuid.uuid4().hex}"
+                prefill, "/v1/completions", body, _TIMEOUT, request_id=f"release-{uuid.uuid4().hex}"
             )
         released = isinstance(answer, Answer)
         self._metrics.releases.labels(why, "released" if released else "failed").inc()

@@ -4,10 +4,31 @@ import asyncio
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
+from typing import Protocol
 
 import aiohttp
 
 JSON_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+
+
+class Server(Protocol):
+    """Where a request goes: a worker, or a server that only renders."""
+
+    @property
+    def url(self) -> str:
+        """Without a slash at its end."""
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """What every request to it carries, besides what requests to all of them do."""
+
+
+@dataclass(frozen=True)
+class RenderServer:
+    """A server that is no worker, and is sent what all are."""
+
+    url: str
+    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -50,6 +71,8 @@ class Stream:
     gap_timeout: float
     """Seconds."""
     _response: aiohttp.ClientResponse = field(repr=False)
+    broken: bool = False
+    """Whether it ended before its end."""
 
     async def parts(self) -> AsyncIterator[bytes]:
         """The bytes, in pieces as they arrive. Raises ``BrokenOff``."""
@@ -58,8 +81,10 @@ class Stream:
                 async with asyncio.timeout(self.gap_timeout):
                     part = await self._response.content.readany()
             except TimeoutError as error:
+                self.broken = True
                 raise BrokenOff(f"decode sent nothing for {self.gap_timeout:g} s") from error
             except aiohttp.ClientError as error:
+                self.broken = True
                 raise BrokenOff(f"decode: {type(error).__name__}: {error}") from error
             if not part:
                 return
@@ -103,21 +128,23 @@ class Upstream:
         if self._session is not None:
             await self._session.close()
 
-    async def post(self, url: str, body: bytes, timeout: float, request_id: str = "") -> Answer | Refused | Failed:
+    async def post(
+        self, to: Server, path: str, body: bytes, timeout: float, request_id: str = ""
+    ) -> Answer | Refused | Failed:
         """Send ``body`` and read the whole answer, all within ``timeout`` seconds."""
-        return await self._whole("POST", url, body, timeout, request_id)
+        return await self._whole("POST", to, path, body, timeout, request_id)
 
-    async def get(self, url: str, timeout: float) -> Answer | Refused | Failed:
+    async def get(self, to: Server, path: str, timeout: float) -> Answer | Refused | Failed:
         """Read the whole answer within ``timeout`` seconds."""
-        return await self._whole("GET", url, None, timeout, "")
+        return await self._whole("GET", to, path, None, timeout, "")
 
     async def stream(
-        self, url: str, body: bytes, *, first_byte_timeout: float, gap_timeout: float, request_id: str
+        self, to: Server, path: str, body: bytes, *, first_byte_timeout: float, gap_timeout: float, request_id: str
     ) -> Answer | Stream | Refused | Failed:
         """Send ``body``; a ``Stream`` where the answer is one (``text/event-stream``), else the whole answer."""
         try:
             async with asyncio.timeout(first_byte_timeout):
-                response = await self._send("POST", url, body, request_id)
+                response = await self._send("POST", to, path, body, request_id)
         except TimeoutError:
             return Failed(f"no answer within {first_byte_timeout:g} s")
         except (aiohttp.ClientError, OSError) as error:
@@ -135,11 +162,11 @@ class Upstream:
             response.release()
 
     async def _whole(
-        self, method: str, url: str, body: bytes | None, timeout: float, request_id: str
+        self, method: str, to: Server, path: str, body: bytes | None, timeout: float, request_id: str
     ) -> Answer | Refused | Failed:
         try:
             async with asyncio.timeout(timeout):
-                response = await self._send(method, url, body, request_id)
+                response = await self._send(method, to, path, body, request_id)
                 try:
                     return await _read(response)
                 finally:
@@ -149,11 +176,13 @@ class Upstream:
         except (aiohttp.ClientError, OSError) as error:
             return _unreachable(error)
 
-    async def _send(self, method: str, url: str, body: bytes | None, request_id: str) -> aiohttp.ClientResponse:
+    async def _send(
+        self, method: str, to: Server, path: str, body: bytes | None, request_id: str
+    ) -> aiohttp.ClientResponse:
         if self._session is None:
             raise RuntimeError("Upstream is used before it was entered")
-        headers = {"X-Request-Id": request_id} if request_id else None
-        return await self._session.request(method, url, data=body, headers=headers)
+        headers = {**to.headers, "X-Request-Id": request_id} if request_id else to.headers
+        return await self._session.request(method, to.url + path, data=body, headers=headers)
 
 
 async def _read(response: aiohttp.ClientResponse) -> Answer | Refused | Failed:

@@ -1,5 +1,6 @@
 """Workers as decisions see them: what they can do and how they are."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
@@ -40,6 +41,15 @@ class Worker:
     """Legs that this process has running on it."""
     in_flight_tokens: int = field(default=0)
     """Prompt tokens of those legs, where they are known."""
+    rank: int | None = None
+    """Which data-parallel rank behind ``url``; None if the server picks one itself, or has only one."""
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """What every request to it carries: its own key, its rank."""
+
+    @property
+    def name(self) -> str:
+        """By which it is known everywhere, entries in the store included."""
+        return self.url if self.rank is None else f"{self.url}#rank={self.rank}"
 
     @property
     def generation(self) -> str | None:

@@ -64,7 +64,7 @@ def info_routes(pool: Pool, upstream: Upstream, metrics: Metrics) -> APIRouter:
             tried: list[str] = []
             while len(tried) < len(pool.all(role)):
                 worker = pool.choose(role, tried=tuple(tried))
-                answer = await upstream.get(f"{worker.url}/v1/models", _MODELS_TIMEOUT)
+                answer = await upstream.get(worker, "/v1/models", _MODELS_TIMEOUT)
                 if isinstance(answer, Answer | Refused):
                     return Response(answer.body, answer.status, media_type=answer.content_type)
                 tried.append(worker.url)
