@@ -9,9 +9,11 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from metadata_store import open_store
+from proxy.admission import Admission, decode_places
 from proxy.answer import AnswerLeg
 from proxy.call import Clock
 from proxy.dialects import DIALECTS
+from proxy.drain import Drain
 from proxy.memory import Memory
 from proxy.pool import Pool
 from proxy.prefill import PrefillLeg
@@ -29,8 +31,11 @@ from proxy.upstream import Upstream
 _RELEASE_PATIENCE = 5.0
 
 
-def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
-    """The proxy as an ASGI application. Connects to nothing before it is started."""
+def create_app(settings: Settings, clock: Clock = time.time, drain: Drain | None = None) -> FastAPI:
+    """The proxy as an ASGI application. Connects to nothing before it is started.
+
+    ``drain`` is how whoever runs it has it end.
+    """
     set_up_logging(settings)
     key = settings.worker_api_key
     metrics = Metrics()
@@ -54,6 +59,11 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
         clock,
     )
 
+    drain = drain or Drain()
+    places = decode_places(pool, settings.max_turns_per_worker)
+    admission = Admission(places, settings.queue_size, settings.queue_timeout, metrics)
+    drain.when_it_begins(admission.close)
+
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with upstream:
@@ -67,9 +77,9 @@ def create_app(settings: Settings, clock: Clock = time.time) -> FastAPI:
                 await store.close()
 
     app = FastAPI(title="Turnback", version=version("turnback"), lifespan=lifespan)
-    app.include_router(info_routes(pool, upstream, metrics))
+    app.include_router(info_routes(pool, upstream, metrics, drain))
     secret = settings.secret_key
     for dialect in DIALECTS:
-        endpoint = ApiEndpoint(dialect, settings, secret, turns, metrics)
+        endpoint = ApiEndpoint(dialect, settings, secret, turns, admission, drain, metrics)
         app.router.routes.append(Route(dialect.path, endpoint, methods=["POST"]))
     return app

@@ -1,18 +1,15 @@
 """The ``turnback`` command."""
 
 import argparse
-import contextlib
+import multiprocessing
 import os
 import sys
 import tempfile
 from collections.abc import Sequence
-from functools import partial
 from importlib.metadata import version
+from multiprocessing.context import SpawnProcess
 
-import uvicorn
-from fastapi import FastAPI
-from uvicorn.supervisors import Multiprocess
-
+from proxy.server import serve_alone, serve_as_child, uvicorn_config
 from proxy.settings import Settings, WrongSettings, load
 
 
@@ -33,41 +30,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _serve(settings: Settings) -> int:
     if settings.workers == 1:
-        server = uvicorn.Server(_uvicorn(settings))
-        with contextlib.suppress(KeyboardInterrupt):
-            server.run()
-        return 0 if server.started else 1
+        return serve_alone(settings)
     # The processes add their metrics up through files in a folder that prometheus-client takes from here.
     with tempfile.TemporaryDirectory(prefix="turnback-metrics-") as folder:
         os.environ["PROMETHEUS_MULTIPROC_DIR"] = folder
-        config = _uvicorn(settings)
-        with contextlib.suppress(KeyboardInterrupt):
-            Multiprocess(config, sockets=[config.bind_socket()]).run()
-    return 0
+        return _serve_by_several(settings)
 
 
-def _uvicorn(settings: Settings) -> uvicorn.Config:
-    return uvicorn.Config(
-        partial(_create_app, settings),
-        factory=True,
-        host=settings.host,
-        port=settings.port,
-        workers=settings.workers,
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        date_header=False,
-        loop="uvloop",
-        http="httptools",
-        timeout_keep_alive=75,
-    )
-
-
-def _create_app(settings: Settings) -> FastAPI:
+def _serve_by_several(settings: Settings) -> int:
     # Not imported at the top: prometheus-client looks for its folder when it is imported.
-    from proxy.app import create_app
+    from proxy.supervisor import supervise
+    from proxy.telemetry import set_up_logging
 
-    return create_app(settings)
+    set_up_logging(settings)
+    spawn = multiprocessing.get_context("spawn")
+    with uvicorn_config(settings, None).bind_socket() as listening:
+
+        def start() -> SpawnProcess:
+            process = spawn.Process(target=serve_as_child, args=(settings, listening))
+            process.start()
+            return process
+
+        return supervise(start, settings.workers)
 
 
 if __name__ == "__main__":

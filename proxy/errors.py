@@ -2,16 +2,26 @@
 
 import msgspec
 
+_WORKERS_BACK = 5
+"""Seconds in which a worker that is down may well be found up again."""
+
+_OTHER_REPLICA = 1
+"""Seconds in which a load balancer notices that this replica is not ready."""
+
 
 class ApiError(Exception):
     """An answer of our own making, for a request that no worker could or should serve."""
 
-    def __init__(self, status: int, message: str, *, kind: str, param: str | None = None) -> None:
+    def __init__(
+        self, status: int, message: str, *, kind: str, param: str | None = None, retry_after: int | None = None
+    ) -> None:
+        """``retry_after``: seconds after which the same request may be served; None if that is not to be hoped."""
         super().__init__(message)
         self.status = status
         self.message = message
         self.kind = kind
         self.param = param
+        self.retry_after = retry_after
 
     def body(self) -> bytes:
         """The JSON to send: OpenAI's error object, ``code`` being the status as vLLM has it."""
@@ -39,7 +49,36 @@ def too_large(limit: int) -> ApiError:
 
 def nobody_answers(detail: str) -> ApiError:
     """503: every worker that could serve the turn was tried."""
-    return ApiError(503, f"No worker could serve this request: {detail}.", kind="service_unavailable_error")
+    return ApiError(
+        503,
+        f"No worker could serve this request: {detail}.",
+        kind="service_unavailable_error",
+        retry_after=_WORKERS_BACK,
+    )
+
+
+def too_many(retry_after: int) -> ApiError:
+    """429: as many turns run as may, and there is no room to wait, or it took too long."""
+    return ApiError(
+        429, "Too many requests are being served; try again later.", kind="rate_limit_error", retry_after=retry_after
+    )
+
+
+def draining() -> ApiError:
+    """503: this process is about to end."""
+    return ApiError(
+        503,
+        "This server is shutting down; try again.",
+        kind="service_unavailable_error",
+        retry_after=_OTHER_REPLICA,
+    )
+
+
+def took_too_long(limit: float) -> ApiError:
+    """504: the turn was not over within ``limit`` seconds."""
+    return ApiError(
+        504, f"The answer was not complete within {limit:g} s (setting turn_timeout).", kind="timeout_error"
+    )
 
 
 def broken_off(detail: str) -> ApiError:

@@ -109,6 +109,17 @@ class Settings(BaseSettings):
         gt=0,
         description="seconds for the prompt's token ids before a turn is served without reuse",
     )
+    turn_timeout: float = Field(default=3600.0, gt=0, description="seconds for a whole turn, waiting included")
+    max_turns_per_worker: int = Field(
+        default=256,
+        ge=0,
+        description="turns that each process runs at once for each decode worker that is up; 0: no bound",
+    )
+    queue_size: int = Field(default=1024, ge=0, description="turns that may wait when so many run; then 429")
+    queue_timeout: float = Field(default=30.0, gt=0, description="seconds that a turn waits before it gets 429")
+    drain_timeout: float = Field(
+        default=120.0, ge=0, description="seconds that running turns have when the process is told to end"
+    )
     probe_interval: float = Field(default=2.0, gt=0, description="seconds between two health probes of a worker")
     probe_timeout: float = Field(default=5.0, gt=0, description="seconds after which a health probe has failed")
 

@@ -85,6 +85,22 @@ class Metrics:
         self.running = Gauge(
             "turnback_turns_running", "Turns being served.", registry=registry, multiprocess_mode="livesum"
         )
+        self.queued = Gauge(
+            "turnback_turns_queued", "Turns waiting for a place.", registry=registry, multiprocess_mode="livesum"
+        )
+        self.queue_wait = Histogram(
+            "turnback_queue_seconds",
+            "Waiting for a place, of turns that had to, whatever became of them.",
+            (),
+            buckets=_SECONDS,
+            registry=registry,
+        )
+        self.refused = Counter(
+            "turnback_turns_refused",
+            "Turns that were not begun: no room to wait, waited too long, or this process is about to end.",
+            ("reason",),
+            registry=registry,
+        )
 
     def exposition(self) -> bytes:
         """In Prometheus's text format; of all processes of this proxy together."""

@@ -1,6 +1,7 @@
 """The proxied endpoints, as plain ASGI: the framework's request machinery would cost as much as the rest."""
 
 import asyncio
+import contextlib
 import time
 import uuid
 from collections.abc import Mapping
@@ -10,10 +11,12 @@ from starlette.types import Receive, Scope, Send
 
 from metadata_store.keys import conversation_key
 from proxy import body
+from proxy.admission import Admission
 from proxy.call import Call, Reply, Report
 from proxy.conversation import conversation_id
 from proxy.dialects import Dialect
-from proxy.errors import ApiError, bad_request, too_large
+from proxy.drain import Drain
+from proxy.errors import ApiError, bad_request, draining, too_large, took_too_long
 from proxy.settings import Settings
 from proxy.telemetry import Metrics
 from proxy.turn import Turns
@@ -21,21 +24,91 @@ from router.fingerprint import Scope as TokenScope
 
 log = structlog.get_logger()
 
+Headers = list[tuple[bytes, bytes]]
+
 _LONGEST_REQUEST_ID = 256
+
+_FAREWELL_SECONDS = 2.0
+"""For a last event to a client that may have stopped to read."""
 
 
 class ClientGone(Exception):
     """The client closed its connection."""
 
 
+class Response:
+    """What the client gets, and how far it has got."""
+
+    def __init__(self, send: Send, request_id: str, report: Report) -> None:
+        self._send = send
+        self._request_id = request_id
+        self._report = report
+        self._streams = False
+        self.begun = False
+
+    async def send(self, reply: Reply) -> None:
+        """All of ``reply``."""
+        if isinstance(reply.body, bytes):
+            await self._whole(reply.status, reply.content_type, reply.body, [])
+            return
+        self._streams = True
+        # What sits between us and the client must not hold events back.
+        extra = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
+        await self._start(reply.status, reply.content_type, extra)
+        async for part in reply.body:
+            await self._send({"type": "http.response.body", "body": part, "more_body": True})
+        await self._send({"type": "http.response.body", "body": b""})
+
+    async def refuse(self, error: ApiError, *, ending: bool) -> None:
+        """An answer of our own; ``ending`` if the client had better open its next connection elsewhere."""
+        extra = [] if error.retry_after is None else [(b"retry-after", str(error.retry_after).encode())]
+        if ending:
+            extra.append((b"connection", b"close"))
+        await self._whole(error.status, "application/json", error.body(), extra)
+
+    async def break_off(self, error: ApiError) -> None:
+        """End what has begun such that nobody takes it for complete."""
+        if self._streams:
+            await self._send({"type": "http.response.body", "body": error.event()})
+
+    async def _whole(self, status: int, content_type: str, body: bytes, extra: Headers) -> None:
+        await self._start(status, content_type, [*extra, (b"content-length", str(len(body)).encode())])
+        await self._send({"type": "http.response.body", "body": body})
+
+    async def _start(self, status: int, content_type: str, extra: Headers) -> None:
+        report = self._report
+        report.status = status
+        headers = [
+            (b"content-type", content_type.encode("latin-1")),
+            (b"x-request-id", self._request_id.encode("latin-1")),
+            (b"x-turnback-reuse", report.outcome.encode()),
+            (b"x-turnback-reason", report.reason.encode()),
+            (b"x-turnback-reused-tokens", str(report.reused_tokens).encode()),
+            *extra,
+        ]
+        self.begun = True
+        await self._send({"type": "http.response.start", "status": status, "headers": headers})
+
+
 class ApiEndpoint:
     """One API's endpoint: reads the request, has the turn served, sends the answer on."""
 
-    def __init__(self, dialect: Dialect, settings: Settings, secret: bytes, turns: Turns, metrics: Metrics) -> None:
+    def __init__(
+        self,
+        dialect: Dialect,
+        settings: Settings,
+        secret: bytes,
+        turns: Turns,
+        admission: Admission,
+        drain: Drain,
+        metrics: Metrics,
+    ) -> None:
         self._dialect = dialect
         self._settings = settings
         self._secret = secret
         self._turns = turns
+        self._admission = admission
+        self._drain = drain
         self._metrics = metrics
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -43,27 +116,37 @@ class ApiEndpoint:
         report = Report()
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         request_id = _request_id(headers)
-        with self._metrics.running.track_inprogress():
-            try:
-                data = await _read_body(headers, receive, self._settings.max_body_bytes)
-                serving = asyncio.ensure_future(self._serve(data, headers, request_id, report, send))
-                await _unless_gone(serving, receive)
-            except ApiError as error:
-                await _send(_answer(error, report), request_id, send)
-            except ClientGone:
-                report.status = 499
-            finally:
-                self._told(request_id, report)
-
-    async def _serve(
-        self, data: bytes, headers: Mapping[str, str], request_id: str, report: Report, send: Send
-    ) -> None:
+        response = Response(send, request_id, report)
         try:
-            reply = await self._turns.serve(self._call(data, headers, request_id), report)
+            data = await _read_body(headers, receive, self._settings.max_body_bytes)
+            call = self._call(data, headers, request_id)
+            serving = asyncio.ensure_future(self._serve(call, _caller(scope, headers), report, response))
+            await _unless_gone(serving, receive)
         except ApiError as error:
-            reply = _answer(error, report)
-        async with reply.closing:
-            await _send(reply, request_id, send)
+            await response.refuse(error, ending=self._drain.began)
+        except ClientGone:
+            report.status = 499
+        finally:
+            self._told(request_id, report)
+
+    async def _serve(self, call: Call, caller: str, report: Report, response: Response) -> None:
+        """The turn, from its place in the queue to the last byte, within its time. Raises ``ApiError``."""
+        limit = asyncio.timeout(self._settings.turn_timeout)
+        try:
+            async with limit, self._admission.place(caller):
+                with self._drain.turn(limit):
+                    reply = await self._turns.serve(call, report)
+                    async with reply.closing:
+                        await response.send(reply)
+        except TimeoutError:
+            if not limit.expired():
+                raise
+            error = draining() if self._drain.began else took_too_long(self._settings.turn_timeout)
+            if not response.begun:
+                raise error from None
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(_FAREWELL_SECONDS):
+                    await response.break_off(error)
 
     def _call(self, data: bytes, headers: Mapping[str, str], request_id: str) -> Call:
         """The request as a turn wants it. Raises ``ApiError`` (400)."""
@@ -73,7 +156,7 @@ class ApiEndpoint:
             raise bad_request(f"The request body is not usable: {error}.") from error
         request = self._dialect.read(members)
         named = conversation_id(self._settings.conversation_id_sources, headers, members)
-        caller = headers.get("authorization") or headers.get("x-api-key")
+        caller = _credential(headers)
         return Call(
             dialect=self._dialect,
             request=request,
@@ -87,7 +170,8 @@ class ApiEndpoint:
         now = time.perf_counter()
         endpoint, outcome = self._dialect.name, report.outcome
         first = None if report.first_part is None else report.first_part - report.started
-        if report.status < 400 or report.status >= 500 or report.decode:
+        # Not those that no worker was asked about: bad requests, and what is refused for load or at the end.
+        if report.status < 400 or report.decode or (report.status >= 500 and not self._drain.began):
             self._metrics.turns.labels(endpoint, outcome, report.reason).inc()
             self._metrics.turn_seconds.labels(endpoint, outcome).observe(now - report.started)
         if first is not None:
@@ -151,32 +235,16 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-def _answer(error: ApiError, report: Report) -> Reply:
-    return Reply(error.status, "application/json", error.body(), report)
+def _credential(headers: Mapping[str, str]) -> str | None:
+    return headers.get("authorization") or headers.get("x-api-key")
 
 
-async def _send(reply: Reply, request_id: str, send: Send) -> None:
-    report = reply.report
-    report.status = reply.status
-    headers = [
-        (b"content-type", reply.content_type.encode("latin-1")),
-        (b"x-request-id", request_id.encode("latin-1")),
-        (b"x-turnback-reuse", report.outcome.encode()),
-        (b"x-turnback-reason", report.reason.encode()),
-        (b"x-turnback-reused-tokens", str(report.reused_tokens).encode()),
-    ]
-    if isinstance(reply.body, bytes):
-        headers.append((b"content-length", str(len(reply.body)).encode()))
-    else:
-        # What sits between us and the client must not hold events back.
-        headers += [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
-    await send({"type": "http.response.start", "status": reply.status, "headers": headers})
-    if isinstance(reply.body, bytes):
-        await send({"type": "http.response.body", "body": reply.body})
-        return
-    async for part in reply.body:
-        await send({"type": "http.response.body", "body": part, "more_body": True})
-    await send({"type": "http.response.body", "body": b""})
+def _caller(scope: Scope, headers: Mapping[str, str]) -> str:
+    """Who is served in turns with others: a credential, else an address."""
+    if (credential := _credential(headers)) is not None:
+        return credential
+    client = scope.get("client")
+    return client[0] if client else ""
 
 
 def _request_id(headers: Mapping[str, str]) -> str:

@@ -6,6 +6,7 @@ from fastapi import APIRouter, Response
 from fastapi.responses import JSONResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 
+from proxy.drain import Drain
 from proxy.errors import nobody_answers
 from proxy.pool import Pool
 from proxy.telemetry import Metrics
@@ -15,7 +16,7 @@ from router.workers import Role
 _MODELS_TIMEOUT = 10.0
 
 
-def info_routes(pool: Pool, upstream: Upstream, metrics: Metrics) -> APIRouter:
+def info_routes(pool: Pool, upstream: Upstream, metrics: Metrics, drain: Drain) -> APIRouter:
     """``/health``, ``/ready``, ``/version``, ``/metrics`` and ``/v1/models``."""
     routes = APIRouter()
 
@@ -26,12 +27,13 @@ def info_routes(pool: Pool, upstream: Upstream, metrics: Metrics) -> APIRouter:
 
     @routes.get("/ready")
     async def ready() -> JSONResponse:
-        """200 if some worker is up, so that a turn can be served; and how each worker is."""
+        """200 if a turn can be served: some worker is up and this process is not to end; and how each worker is."""
         workers = [worker for role in Role for worker in pool.all(role)]
-        able = any(worker.up for worker in workers)
+        able = any(worker.up for worker in workers) and not drain.began
         return JSONResponse(
             {
                 "ready": able,
+                "draining": drain.began,
                 "workers": [
                     {
                         "url": worker.url,
@@ -70,6 +72,7 @@ def info_routes(pool: Pool, upstream: Upstream, metrics: Metrics) -> APIRouter:
                 tried.append(worker.url)
                 details.append(f"{worker.url}: {answer.detail}")
         error = nobody_answers("; ".join(details))
-        return Response(error.body(), error.status, media_type="application/json")
+        retry = {"retry-after": str(error.retry_after)}
+        return Response(error.body(), error.status, retry, media_type="application/json")
 
     return routes
