@@ -38,7 +38,7 @@ class AnswerLeg:
         ``remember`` is awaited when the answer is complete, before the client is told that it is.
         """
         async with AsyncExitStack() as closing:
-            closing.enter_context(self._pool.leg(worker, report.prompt_tokens or 0))
+            leg = closing.enter_context(self._pool.leg(worker, report.prompt_tokens or 0))
             answer = await self._upstream.stream(
                 worker,
                 call.dialect.path,
@@ -48,6 +48,8 @@ class AnswerLeg:
                 request_id=uuid.uuid4().hex,
             )
             harvest = Harvest(client_wants_ids=call.request.wants_token_ids)
+            if not isinstance(answer, Stream):
+                leg.ended(answer)
             match answer:
                 case Failed():
                     return answer
@@ -62,6 +64,7 @@ class AnswerLeg:
                     closing.callback(answer.close)
                     following = events(answer.parts())
                     first = await _beginning(following)
+                    leg.ended(first)
                     if isinstance(first, Failed):
                         return first
                     report.first_part = time.perf_counter()

@@ -1,68 +1,172 @@
-"""All workers, watched in the background."""
+"""All workers: who there is, who gets the next leg, and what legs tell of them."""
 
 import asyncio
 import dataclasses
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from random import Random
 
 import structlog
 
-from proxy.probe import ProbeFailed, Vitals, discover, vitals
+from proxy.call import Clock
 from proxy.settings import Settings
 from proxy.telemetry import Metrics
-from proxy.upstream import Answer, Upstream
-from router.select import choose, is_at, is_up, least_loaded, not_among
+from proxy.upstream import Failed, Upstream
+from proxy.watch import Watch
+from proxy.worker_spec import WorkerSpec
+from router.breaker import Breaker
+from router.health import Health
+from router.select import Bound, Wish, at_random, choose, is_available, least, load_at, not_draining, select
 from router.workers import Role, Worker
 
 log = structlog.get_logger()
 
 
-class Pool:
-    """The workers, and who is up, which start of each it is, and what it can do."""
+class LastWorker(Exception):
+    """A role must keep one worker at least; the message names the role."""
 
-    def __init__(self, settings: Settings, upstream: Upstream, metrics: Metrics) -> None:
+
+class Leg:
+    """One leg, while it runs; what becomes of it is told to its worker's breaker."""
+
+    def __init__(self, worker: Worker, clock: Clock) -> None:
+        self._worker = worker
+        self._clock = clock
+
+    def ended(self, result: object) -> None:
+        """The worker answered, be it with a 4xx of its own, or, where ``result`` is a ``Failed``, did not."""
+        if isinstance(result, Failed):
+            self.failed()
+        else:
+            self._worker.breaker.succeeded()
+
+    def failed(self) -> None:
+        """The worker did not answer, or not to the end, or with a 5xx."""
+        was_closed = self._worker.breaker.closed
+        self._worker.breaker.failed(self._clock())
+        if was_closed and not self._worker.breaker.closed:
+            log.warning("worker keeps failing turns: none are sent to it for a while", worker=self._worker.name)
+
+
+class Pool:
+    """The workers, who is up, which start of each it is, and what it can do.
+
+    Each role has one worker at least, at any time.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        upstream: Upstream,
+        metrics: Metrics,
+        clock: Clock = time.monotonic,
+        chance: Random | None = None,
+    ) -> None:
+        """``clock`` need not tell the time of day, but must never go back."""
         self._settings = settings
         self._upstream = upstream
         self._metrics = metrics
-        self._workers = {
-            (role, url): Worker(url, role)
-            for role, urls in ((Role.PREFILL, settings.prefill), (Role.DECODE, settings.decode))
-            for url in urls
-        }
+        self._clock = clock
+        self._chance = chance or Random()
+        self._bound = Bound(settings.affinity_factor, settings.affinity_slack)
+        self._workers: dict[tuple[Role, str], Worker] = {}
+        self._watches: dict[tuple[Role, str], Watch] = {}
+        self._watching = False
         self._chosen = 0
-        self._watchers: list[asyncio.Task[None]] = []
+        for role, specs in ((Role.PREFILL, settings.prefill), (Role.DECODE, settings.decode)):
+            for spec in specs:
+                self.add(role, spec)
+
+    # --- who there is
 
     def start(self) -> None:
-        """Begin to watch."""
-        self._watchers = [asyncio.create_task(self._watch(worker)) for worker in self._workers.values()]
+        """Begin to watch; from then on what is added is watched too."""
+        self._watching = True
+        for watch in self._watches.values():
+            watch.start()
 
     async def stop(self) -> None:
         """Stop watching."""
-        for watcher in self._watchers:
-            watcher.cancel()
-        await asyncio.gather(*self._watchers, return_exceptions=True)
+        self._watching = False
+        await asyncio.gather(*(watch.stop() for watch in self._watches.values()))
+
+    def add(self, role: Role, spec: WorkerSpec) -> None:
+        """Have this server in the pool, as one worker for each of its ranks; one that drains is taken back.
+
+        A server that is there already keeps its ranks and its key.
+        """
+        if (role, spec.url) in self._watches:
+            self._set_draining(role, spec.url, False)
+            return
+        ranks = range(spec.data_parallel_size) if spec.data_parallel_size > 1 else (None,)
+        workers = [self._worker(role, spec, rank) for rank in ranks]
+        self._workers |= {(role, worker.name): worker for worker in workers}
+        watch = Watch(workers, self._settings, self._upstream, self._metrics, self._clock)
+        self._watches[role, spec.url] = watch
+        if self._watching:
+            watch.start()
+
+    def drain(self, role: Role, url: str) -> bool:
+        """Give the server at ``url`` no new work; what it holds may still be read. False if it is not there."""
+        return self._set_draining(role, url, True)
+
+    def at_rest(self, role: Role, url: str) -> bool:
+        """Whether the server at ``url`` drains and no leg of this process runs on it any more."""
+        workers = self._at(role, url)
+        return all(worker.draining and not worker.in_flight for worker in workers)
+
+    async def remove(self, role: Role, url: str) -> bool:
+        """Forget the server at ``url``: what it holds is reused no more. False if it is not there.
+
+        Legs that run on it go on. Raises ``LastWorker`` for the only one of its role.
+        """
+        workers = self._at(role, url)
+        if not workers:
+            return False
+        if len(workers) == len(self.all(role)):
+            raise LastWorker(f"{url} is the only {role} worker")
+        watch = self._watches.pop((role, url))
+        for worker in workers:
+            del self._workers[role, worker.name]
+        await watch.stop()
+        for worker in workers:
+            self._metrics.forget_worker(role, worker.name)
+        log.info("worker was removed", worker=url, role=role)
+        return True
 
     def all(self, role: Role) -> list[Worker]:
-        """The workers of one role, in the order of the settings."""
+        """The workers of one role, in the order in which they were added."""
         return [worker for worker in self._workers.values() if worker.role is role]
 
-    def find(self, role: Role, url: str) -> Worker | None:
-        """The worker at ``url``; None if it is not in the pool."""
-        return self._workers.get((role, url))
+    def find(self, role: Role, name: str) -> Worker | None:
+        """The worker with this name; None if it is not in the pool."""
+        return self._workers.get((role, name))
+
+    # --- who gets the next leg
+
+    def able(self, role: Role) -> bool:
+        """Whether there is a worker of this role of which it is not known that a leg would fail."""
+        now = self._clock()
+        return any(not worker.given_up(now) for worker in self.all(role))
 
     def choose(self, role: Role, *, preferred: str | None = None, tried: tuple[str, ...] = ()) -> Worker:
-        """The worker for the next leg: the ``preferred`` one if it is up, else the least loaded.
+        """The worker for the next leg, by the setting ``policy``.
 
-        Those ``tried`` in this turn come last.
+        ``preferred`` is the name of the one that holds something of the conversation; those ``tried`` in
+        this turn come last.
         """
-        self._chosen += 1
-        chosen = choose(self.all(role), (not_among(tried), is_up), (is_at(preferred), least_loaded), self._chosen)
+        wish = Wish(preferred, tried)
+        chosen = select(self._settings.policy, self.all(role), wish, self._bound, self._clock(), self._chance)
         if chosen is None:
-            raise RuntimeError(f"the settings name no {role} worker")
+            raise RuntimeError(f"there is no {role} worker")
+        self._chosen += 1
+        chosen.last_chosen = self._chosen
         return chosen
 
     def rendering(self, dialect: str) -> Worker | None:
         """A worker that tells token ids for ``dialect``; prefill first, it has the time."""
+        now = self._clock()
         for way in ("renders", "tokenizes"):
             for role in (Role.PREFILL, Role.DECODE):
                 able = [
@@ -70,21 +174,29 @@ class Pool:
                     for worker in self.all(role)
                     if worker.up and worker.capabilities and dialect in getattr(worker.capabilities, way)
                 ]
-                self._chosen += 1
-                if (found := choose(able, (), (least_loaded,), self._chosen)) is not None:
+                scores = (least(load_at(now)), at_random(self._chance))
+                if (found := choose(able, (is_available(now), not_draining), scores)) is not None:
                     return found
         return None
 
+    # --- what legs tell of them
+
     @contextmanager
-    def leg(self, worker: Worker, tokens: int) -> Iterator[None]:
-        """Counts a leg of ``tokens`` prompt tokens (0 if unknown) as running on ``worker``."""
+    def leg(self, worker: Worker, tokens: int) -> Iterator[Leg]:
+        """Counts a leg as running on ``worker``, with ``tokens`` for it to compute or hold (0 if unknown)."""
         worker.in_flight += 1
         worker.in_flight_tokens += tokens
+        running = self._metrics.worker_in_flight.labels(worker.role, worker.name)
+        running.set(worker.in_flight)
+        trial = worker.breaker.begin(self._clock())
         try:
-            yield
+            yield Leg(worker, self._clock)
         finally:
             worker.in_flight -= 1
             worker.in_flight_tokens -= tokens
+            running.set(worker.in_flight)
+            if trial:
+                worker.breaker.trial_over()
 
     def distrust(self, worker: Worker, dialect: str) -> None:
         """``worker`` was seen to answer another prompt than it was given ids for: believe it no more."""
@@ -97,54 +209,26 @@ class Pool:
             honours_ids=worker.capabilities.honours_ids - {dialect},
         )
 
-    async def _watch(self, worker: Worker) -> None:
-        while True:
-            try:
-                await self._look(worker)
-            except Exception:
-                # A watcher that dies would leave its worker as it was for good.
-                log.exception("probing a worker failed", worker=worker.url)
-            await asyncio.sleep(self._settings.probe_interval)
-
-    async def _look(self, worker: Worker) -> None:
-        health = await self._upstream.get(worker, "/health", self._settings.probe_timeout)
-        if not isinstance(health, Answer):
-            self._set_up(worker, False, str(health))
-            return
-        metrics = await self._upstream.get(worker, "/metrics", self._settings.probe_timeout)
-        seen = vitals(metrics.body.decode(errors="replace")) if isinstance(metrics, Answer) else None
-        if seen is not None and seen.generation != worker.generation:
-            await self._discover(worker, seen)
-        self._set_up(worker, True, "")
-
-    async def _discover(self, worker: Worker, seen: Vitals) -> None:
-        if worker.capabilities is not None:
-            log.warning("worker restarted: what it held is gone", worker=worker.url, role=worker.role)
-            worker.capabilities = None
-        try:
-            # A worker busy with long prompts answers late; that is not a fault.
-            worker.capabilities = await discover(self._upstream, worker, seen, 12 * self._settings.probe_timeout)
-        except ProbeFailed as error:
-            log.warning("worker does not tell what it can do; asked again", worker=worker.url, detail=str(error))
-            return
-        found = worker.capabilities
-        log.info(
-            "worker found",
-            worker=worker.url,
-            role=worker.role,
-            generation=found.generation,
-            block_size=found.block_size,
-            num_blocks=found.num_blocks,
-            renders=sorted(found.renders),
-            tokenizes=sorted(found.tokenizes),
-            honours_ids=sorted(found.honours_ids),
+    def _worker(self, role: Role, spec: WorkerSpec, rank: int | None) -> Worker:
+        settings, headers = self._settings, {}
+        if spec.api_key is not None:
+            headers["Authorization"] = f"Bearer {spec.api_key.get_secret_value()}"
+        if rank is not None:
+            headers["X-data-parallel-rank"] = str(rank)
+        return Worker(
+            spec.url,
+            role,
+            rank=rank,
+            headers=headers,
+            health=Health(up_after=settings.health_up_after, down_after=settings.health_down_after),
+            breaker=Breaker(failures=settings.breaker_failures, seconds=settings.breaker_seconds),
         )
 
-    def _set_up(self, worker: Worker, up: bool, detail: str) -> None:
-        if worker.up != up:
-            if up:
-                log.info("worker is up", worker=worker.url, role=worker.role)
-            else:
-                log.warning("worker is down: turns go elsewhere", worker=worker.url, role=worker.role, detail=detail)
-        worker.up = up
-        self._metrics.worker_up.labels(worker.role, worker.url).set(up)
+    def _at(self, role: Role, url: str) -> list[Worker]:
+        return [worker for worker in self.all(role) if worker.url == url]
+
+    def _set_draining(self, role: Role, url: str, draining: bool) -> bool:
+        workers = self._at(role, url)
+        for worker in workers:
+            worker.draining = draining
+        return bool(workers)

@@ -65,6 +65,9 @@ class _Answer(msgspec.Struct):
         return None
 
 
+_BYTES_PER_TOKEN = 4
+
+
 class PrefillLeg:
     """Sends prefill legs."""
 
@@ -84,12 +87,15 @@ class PrefillLeg:
         told = raw(ids) if ids is not None and worker.honours_ids(dialect.name) else None
         body = dialect.prefill_leg(call.request, reuse.params if reuse else first_turn(), told)
         with (
-            self._pool.leg(worker, len(ids) if ids else 0),
+            self._pool.leg(worker, _to_compute(body, ids, reuse)) as leg,
             self._metrics.prefill.labels("yes" if reuse else "no").time(),
         ):
             answer = await self._upstream.post(
                 worker, dialect.path, body, self._settings.prefill_timeout, request_id=uuid.uuid4().hex
             )
+            if reuse is None or not isinstance(answer, Failed) or answer.status is None:
+                # A reuse that is answered with 5xx could not read decode's blocks: that is not this worker's fault.
+                leg.ended(answer)
         if not isinstance(answer, Answer):
             return answer
         try:
@@ -112,3 +118,10 @@ class PrefillLeg:
         if not answer.kv_transfer_params:
             return NothingToRead()
         return Prefilled(answer.kv_transfer_params, found, count if count >= 0 else None)
+
+
+def _to_compute(body: bytes, ids: list[int] | None, reuse: Reuse | None) -> int:
+    """Tokens that prefill has to compute; an estimate where nobody counted them."""
+    if ids is None:
+        return len(body) // _BYTES_PER_TOKEN
+    return len(ids) - (reuse.tokens if reuse else 0)

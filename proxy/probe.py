@@ -3,14 +3,12 @@
 from dataclasses import dataclass
 
 import msgspec
-from prometheus_client.parser import text_string_to_metric_families
 
 from proxy.body import dump, raw
 from proxy.dialects import DIALECTS, Dialect
 from proxy.harvest import Harvest
 from proxy.upstream import Answer, Server, Upstream
 from router.kv_params import Members, first_turn
-from router.workers import Capabilities
 
 _QUESTIONS: dict[str, Members] = {
     # Enough roles that a template which treats them differently shows.
@@ -27,39 +25,22 @@ _QUESTIONS: dict[str, Members] = {
     "completions": {"prompt": raw("The first ten natural numbers are 1, 2,")},
 }
 
-_WANTED_METRICS = ("process_start_time_seconds", "vllm:cache_config_info")
-
 
 class ProbeFailed(Exception):
     """The worker did not answer what every worker answers; it is asked again later."""
 
 
 @dataclass(frozen=True)
-class Vitals:
-    """What ``/metrics`` tells: which start of the worker this is, and its KV cache."""
+class Abilities:
+    """What was found out by asking. Fields as in ``Capabilities``."""
 
-    generation: str
-    block_size: int | None
-    num_blocks: int | None
-
-
-def vitals(metrics: str) -> Vitals:
-    """Read from a worker's ``/metrics``. A worker that does not tell its start has generation ``unknown``."""
-    generation, block_size, num_blocks = "unknown", None, None
-    # Only the lines that are wanted are parsed: vLLM has thousands, and this is read every few seconds.
-    lines = "\n".join(line for line in metrics.splitlines() if line.startswith(_WANTED_METRICS))
-    for family in text_string_to_metric_families(lines + "\n"):
-        for sample in family.samples:
-            if sample.name == "process_start_time_seconds":
-                generation = repr(sample.value)
-            else:
-                block_size = _positive(sample.labels.get("block_size"))
-                num_blocks = _positive(sample.labels.get("num_gpu_blocks"))
-    return Vitals(generation, block_size, num_blocks)
+    renders: frozenset[str]
+    tokenizes: frozenset[str]
+    honours_ids: frozenset[str]
 
 
-async def discover(upstream: Upstream, server: Server, seen: Vitals, timeout: float) -> Capabilities:
-    """What ``server`` offers; each question within ``timeout`` seconds. Raises ``ProbeFailed``."""
+async def discover(upstream: Upstream, server: Server, timeout: float) -> Abilities:
+    """What ``server`` can do; each question within ``timeout`` seconds. Raises ``ProbeFailed``."""
     model = await _model(upstream, server, timeout)
     renders, tokenizes, honours = set(), set(), set()
     for dialect in DIALECTS:
@@ -79,14 +60,7 @@ async def discover(upstream: Upstream, server: Server, seen: Vitals, timeout: fl
             members["kv_transfer_params"] = msgspec.Raw(dump(first_turn() | params))
         if await _prompt_ids(upstream, server, dialect, members, timeout) == truth:
             honours.add(dialect.name)
-    return Capabilities(
-        generation=seen.generation,
-        block_size=seen.block_size,
-        num_blocks=seen.num_blocks,
-        renders=frozenset(renders),
-        tokenizes=frozenset(tokenizes),
-        honours_ids=frozenset(honours),
-    )
+    return Abilities(frozenset(renders), frozenset(tokenizes), frozenset(honours))
 
 
 class _Tokenized(msgspec.Struct):
@@ -147,7 +121,3 @@ async def _tokenized(
         return tokenized_ids(answer.body) if isinstance(answer, Answer) else None
     except msgspec.DecodeError:
         return None
-
-
-def _positive(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() and int(text) > 0 else None

@@ -33,6 +33,10 @@ class Recalled:
     verified: Verified | None = None
     key: str | None = None
     """Under which to remember what decode will hold after this turn; None if it must not be reused."""
+    prefill: str | None = None
+    """Name of the worker that prefilled the conversation last: its prefix cache may still know it."""
+    decode: str | None = None
+    """Name of the worker that answered last, likewise."""
     ids_say_all: bool = True
     """Whether token ids tell the whole prompt, so that the legs may be given them in its place."""
 
@@ -99,12 +103,12 @@ class Recall:
         gone = holder_state(record, holder, self._clock())
         if gone is not None:
             report.label(gone.outcome, gone.reason)
-            return Recalled(key=key)
+            return Recalled(key=key, prefill=record.prefill, decode=record.worker)
         ids = await self._prompt_ids.of(call.dialect, call.request)
         if ids is None:
             report.label(Outcome.UNSUPPORTED, Reason.NO_TOKEN_IDS)
             await self._memory.restore(key, record)
-            return Recalled(key=key)
+            return Recalled(key=key, prefill=record.prefill, decode=record.worker)
         prefill = self._pool.choose(Role.PREFILL, preferred=record.prefill)
         conditions = Conditions(self._clock(), call.scope, self._settings.kv_recompute_threshold)
         decision = decide(record, ids, holder, prefill, conditions)
@@ -112,6 +116,7 @@ class Recall:
         if isinstance(decision, NoReuse):
             diverged = decision.outcome is Outcome.DIVERGED
             self._releaser.release_record(record, Why.DIVERGED if diverged else Why.UNUSED)
-            return Recalled(ids=ids, key=key)
+            return Recalled(ids=ids, key=key, prefill=record.prefill, decode=record.worker)
         report.reused_tokens = decision.tokens
-        return Recalled(ids=ids, verified=Verified(record, decision, prefill), key=key)
+        verified = Verified(record, decision, prefill)
+        return Recalled(ids=ids, verified=verified, key=key, prefill=record.prefill, decode=record.worker)

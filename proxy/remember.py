@@ -49,7 +49,7 @@ class Remember:
         record = None if key is None else self._record(call, report, decode, harvest, arrival)
         if record is None or key is None:
             raw = bytes(harvest.params)
-            self._releaser.release(decode.url, decode.generation, raw, call.request.model, Why.UNWANTED)
+            self._releaser.release(decode.name, decode.generation, raw, call.request.model, Why.UNWANTED)
             return
         displaced = await self._memory.put(key, record)
         if isinstance(displaced, Unavailable):
@@ -71,7 +71,7 @@ class Remember:
         if not held:
             return None
         return Record(
-            worker=decode.url,
+            worker=decode.name,
             generation=decode.generation,
             params=params.raw,
             fingerprint=fingerprint(held, call.scope),
@@ -89,13 +89,13 @@ class Remember:
         if harvest.finished is None or stopped_on_text:
             # The engine keeps nothing of an answer that was cut at a stop string.
             return
-        self._metrics.without_params.labels(decode.url, mode).inc()
-        case = (decode.url, decode.generation, mode)
+        self._metrics.without_params.labels(decode.name, mode).inc()
+        case = (decode.name, decode.generation, mode)
         if case not in self._told:
             self._told.add(case)
             log.warning(
                 "decode's answer ended without kv_transfer_params: the next turn computes everything again",
-                worker=decode.url,
+                worker=decode.name,
                 streamed=mode == "stream",
                 cure=_CURES[mode],
             )

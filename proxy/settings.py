@@ -18,12 +18,13 @@ from pydantic_settings import (
     SettingsConfigDict,
     SettingsError,
 )
-from yarl import URL
 
 from metadata_store import open_store
 from metadata_store.keys import derive_secret
+from proxy.worker_spec import AnyWorkerSpec, WorkerSpec, server_url
+from router.select import Policy
 
-Urls = Annotated[CliVariadicArg[list[str]], NoDecode]
+WorkerSpecs = Annotated[CliVariadicArg[list[AnyWorkerSpec]], NoDecode]
 Names = Annotated[CliVariadicArg[list[str]], NoDecode]
 
 CONVERSATION_ID_SOURCES = (
@@ -53,8 +54,12 @@ class Settings(BaseSettings):
         cli_avoid_json=True,
     )
 
-    prefill: Urls = Field(default=[], validate_default=True, description="URLs of the prefill workers")
-    decode: Urls = Field(default=[], validate_default=True, description="URLs of the decode workers")
+    prefill: WorkerSpecs = Field(
+        default=[], validate_default=True, description="URLs of the prefill workers; #dp=N behind one with N ranks"
+    )
+    decode: WorkerSpecs = Field(
+        default=[], validate_default=True, description="URLs of the decode workers; #dp=N behind one with N ranks"
+    )
     render: str | None = Field(
         default=None, description="URL of a render server (vllm launch render); without it the workers render"
     )
@@ -120,8 +125,23 @@ class Settings(BaseSettings):
     drain_timeout: float = Field(
         default=120.0, ge=0, description="seconds that running turns have when the process is told to end"
     )
+    policy: Policy = Field(default="cache_aware", description="how a worker is chosen among those that are up")
+    affinity_factor: float = Field(
+        default=1.5,
+        ge=1,
+        description="times the least loaded worker's load up to which cache_aware keeps to a conversation's worker",
+    )
+    affinity_slack: int = Field(
+        default=32768, ge=0, description="tokens of load on top of that, so that idle workers keep their conversations"
+    )
     probe_interval: float = Field(default=2.0, gt=0, description="seconds between two health probes of a worker")
     probe_timeout: float = Field(default=5.0, gt=0, description="seconds after which a health probe has failed")
+    health_down_after: int = Field(default=3, ge=1, description="failed probes in a row that take a worker down")
+    health_up_after: int = Field(default=2, ge=1, description="good probes in a row that bring it up again")
+    breaker_failures: int = Field(
+        default=3, ge=1, description="legs in a row that a worker fails before it is sent none for a while"
+    )
+    breaker_seconds: float = Field(default=10.0, gt=0, description="seconds of that while; then one leg tries it")
 
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
     log_format: Literal["console", "json"] = Field(default="console", description="form of the log lines")
@@ -142,15 +162,19 @@ class Settings(BaseSettings):
 
     @field_validator("prefill", "decode")
     @classmethod
-    def _some_workers(cls, urls: list[str]) -> list[str]:
-        if not urls:
+    def _some_workers(cls, specs: list[WorkerSpec]) -> list[WorkerSpec]:
+        if not specs:
             raise ValueError("at least one URL is needed")
-        return list(dict.fromkeys(_worker_url(url) for url in urls))
+        known: dict[str, WorkerSpec] = {}
+        for spec in specs:
+            if known.setdefault(spec.url, spec) != spec:
+                raise ValueError(f"{spec.url} is named twice, each time otherwise")
+        return list(known.values())
 
     @field_validator("render")
     @classmethod
     def _render_url(cls, url: str | None) -> str | None:
-        return None if url is None else _worker_url(url)
+        return None if url is None else server_url(url)
 
     @field_validator("store")
     @classmethod
@@ -247,15 +271,3 @@ def _one_line(found: Any) -> str:
     message = found["msg"].removeprefix("Value error, ")
     place = ".".join(str(part) for part in found["loc"])
     return f"{place}: {message}" if place else message
-
-
-def _worker_url(text: str) -> str:
-    """``text`` without a slash at its end; raises ``ValueError`` if it is no http(s) URL of a server."""
-    try:
-        url = URL(text)
-        port = url.port
-    except ValueError:
-        port = None
-    if port is None or url.scheme not in ("http", "https") or not url.host or url.query_string or url.fragment:
-        raise ValueError(f"{text!r} is no URL of a worker (http://HOST:PORT)")
-    return text.rstrip("/").removesuffix("/v1")

@@ -82,6 +82,18 @@ class Metrics:
             "turnback_worker_up", "1 for a worker that answers its health probe.", ("role", "worker"),
             registry=registry, multiprocess_mode="min",
         )  # fmt: skip
+        self.worker_in_flight = Gauge(
+            "turnback_worker_in_flight", "Legs running on a worker.", ("role", "worker"),
+            registry=registry, multiprocess_mode="livesum",
+        )  # fmt: skip
+        self.worker_breaker_open = Gauge(
+            "turnback_worker_breaker_open", "1 for a worker that is sent no turns since it kept failing them.",
+            ("role", "worker"), registry=registry, multiprocess_mode="livemax",
+        )  # fmt: skip
+        self.worker_draining = Gauge(
+            "turnback_worker_draining", "1 for a worker that gets no new work.", ("role", "worker"),
+            registry=registry, multiprocess_mode="livemax",
+        )  # fmt: skip
         self.running = Gauge(
             "turnback_turns_running", "Turns being served.", registry=registry, multiprocess_mode="livesum"
         )
@@ -101,6 +113,17 @@ class Metrics:
             ("reason",),
             registry=registry,
         )
+
+    def forget_worker(self, role: str, worker: str) -> None:
+        """A worker is not in the pool any more: alerts on it end."""
+        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+            # There samples stay for as long as the process; these values alarm nobody.
+            self.worker_up.labels(role, worker).set(1)
+            for gauge in (self.worker_in_flight, self.worker_breaker_open, self.worker_draining):
+                gauge.labels(role, worker).set(0)
+            return
+        for gauge in (self.worker_up, self.worker_in_flight, self.worker_breaker_open, self.worker_draining):
+            gauge.remove_by_labels({"role": role, "worker": worker})
 
     def exposition(self) -> bytes:
         """In Prometheus's text format; of all processes of this proxy together."""

@@ -73,9 +73,13 @@ class Turns:
             report.label(Outcome.UNSUPPORTED, alone)
             return await self._by_one_worker(call, report)
 
+        if not (self._pool.able(Role.PREFILL) and self._pool.able(Role.DECODE)):
+            report.label(Outcome.UNSUPPORTED, Reason.ROLE_DOWN)
+            return await self._by_one_worker(call, report)
+
         recalled = await self._recall.of(call, report)
         tried = Tried()
-        reusable, holder = recalled.verified, recalled.verified.record.worker if recalled.verified else None
+        reusable = recalled.verified
         for _ in range(WHOLE_TURNS):
             prefilled = await self._prefill(call, report, recalled, reusable, tried)
             reusable = None
@@ -83,7 +87,7 @@ class Turns:
                 return Reply(prefilled.status, prefilled.content_type, prefilled.body, report)
             if not isinstance(prefilled, Prefilled):
                 break
-            reply = await self._decode(call, report, recalled, prefilled, holder, tried)
+            reply = await self._decode(call, report, recalled, prefilled, tried)
             if reply is not None:
                 return reply
         return await self._by_one_worker(call, report)
@@ -97,8 +101,8 @@ class Turns:
             if isinstance(result, Prefilled | Refused | NothingToRead):
                 return result
         for _ in range(min(PLAIN_PREFILLS, len(self._pool.all(Role.PREFILL)))):
-            worker = self._pool.choose(Role.PREFILL, tried=tuple(tried.prefill))
-            report.prefill = worker.url
+            worker = self._pool.choose(Role.PREFILL, preferred=recalled.prefill, tried=tuple(tried.prefill))
+            report.prefill = worker.name
             result = await self._prefill_leg.send(call, worker, recalled.ids, None)
             match result:
                 case Prefilled():
@@ -111,7 +115,7 @@ class Turns:
                     return result
                 case Failed(detail):
                     self._step_down(call, report, Reason.PREFILL_ERROR, worker, detail)
-                    tried.prefill.append(worker.url)
+                    tried.prefill.append(worker.name)
                 case OtherTokens():
                     self._distrust(call, worker)
         return result
@@ -125,7 +129,7 @@ class Turns:
         tokens' KV, so from here on the entry is neither sent again nor put back.
         """
         record, worker = verified.record, verified.prefill
-        report.prefill = worker.url
+        report.prefill = worker.name
         age = self._clock() - record.stored_at
         result = await self._prefill_leg.send(call, worker, recalled.ids, verified.reuse)
         watch = self._ttl.setdefault(record.worker, TtlWatch())
@@ -145,7 +149,7 @@ class Turns:
                 reason = Reason.PREFILL_UNREACHABLE if status is None else Reason.PREFILL_ERROR
                 self._step_down(call, report, reason, worker, detail)
                 if status is None:
-                    tried.prefill.append(worker.url)
+                    tried.prefill.append(worker.name)
                 self._tell_ttl(record.worker, watch.failed(age))
         return result
 
@@ -155,39 +159,38 @@ class Turns:
         report: Report,
         recalled: Recalled,
         prefilled: Prefilled,
-        holder: str | None,
         tried: Tried,
     ) -> Reply | None:
         """Decode's answer, or None if it failed before anything of it had reached the client.
 
         What prefill computed is then not given to another decode worker: it may have been read.
         """
-        worker = self._pool.choose(Role.DECODE, preferred=holder, tried=tuple(tried.decode))
-        report.decode = worker.url
+        worker = self._pool.choose(Role.DECODE, preferred=recalled.decode, tried=tuple(tried.decode))
+        report.decode = worker.name
         ids = prefilled.ids if recalled.ids_say_all and worker.honours_ids(call.dialect.name) else None
         body = call.dialect.decode_leg(call.request, prefilled.params, ids, tell_ids=recalled.key is not None)
         remember = partial(self._remember.after, call, recalled.key, report, worker)
         reply = await self._answer_leg.send(call, report, worker, body, remember)
         if isinstance(reply, Failed):
             self._step_down(call, report, Reason.DECODE_ERROR, worker, reply.detail)
-            tried.decode.append(worker.url)
+            tried.decode.append(worker.name)
             return None
         return reply
 
     async def _by_one_worker(self, call: Call, report: Report) -> Reply:
-        """One worker does both: decode workers first, then prefill workers, each once."""
+        """One worker does both: each once, decode workers first, but those of a role that is down last."""
         body = call.dialect.decode_leg(call.request, None, None, tell_ids=False)
         details = []
-        for role in (Role.DECODE, Role.PREFILL):
+        for role in sorted((Role.DECODE, Role.PREFILL), key=self._pool.able, reverse=True):
             tried: list[str] = []
             while len(tried) < len(self._pool.all(role)):
                 worker = self._pool.choose(role, tried=tuple(tried))
-                report.decode = worker.url
+                report.decode = worker.name
                 reply = await self._answer_leg.send(call, report, worker, body, _nothing_retained)
                 if not isinstance(reply, Failed):
                     return reply
-                tried.append(worker.url)
-                details.append(f"{worker.url}: {reply.detail}")
+                tried.append(worker.name)
+                details.append(f"{worker.name}: {reply.detail}")
                 self._step_down(call, report, Reason.WORKER_ERROR, worker, reply.detail)
         raise nobody_answers("; ".join(details))
 
@@ -199,7 +202,7 @@ class Turns:
         log.warning(
             "a step of a turn failed; the turn goes on without it",
             reason=reason,
-            worker=worker.url,
+            worker=worker.name,
             detail=detail,
             request_id=call.request_id,
         )
@@ -209,7 +212,7 @@ class Turns:
         self._metrics.fallbacks.labels(Reason.PREFILL_OTHER_TOKENS).inc()
         log.error(
             "prefill worked on other tokens than those it was given; it is given none until it restarts",
-            worker=worker.url,
+            worker=worker.name,
             endpoint=call.dialect.name,
             request_id=call.request_id,
         )

@@ -71,8 +71,6 @@ class Stream:
     gap_timeout: float
     """Seconds."""
     _response: aiohttp.ClientResponse = field(repr=False)
-    broken: bool = False
-    """Whether it ended before its end."""
 
     async def parts(self) -> AsyncIterator[bytes]:
         """The bytes, in pieces as they arrive. Raises ``BrokenOff``."""
@@ -81,10 +79,8 @@ class Stream:
                 async with asyncio.timeout(self.gap_timeout):
                     part = await self._response.content.readany()
             except TimeoutError as error:
-                self.broken = True
                 raise BrokenOff(f"decode sent nothing for {self.gap_timeout:g} s") from error
             except aiohttp.ClientError as error:
-                self.broken = True
                 raise BrokenOff(f"decode: {type(error).__name__}: {error}") from error
             if not part:
                 return

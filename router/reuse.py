@@ -41,6 +41,7 @@ class Reason(StrEnum):
     PAST_DEADLINE = "past_deadline"
     WORKER_GONE = "worker_gone"
     WORKER_RESTARTED = "worker_restarted"
+    ROLE_DOWN = "role_down"
     BELOW_THRESHOLD = "below_threshold"
     NO_TOKEN_IDS = "no_token_ids"
     BLOCK_SIZE = "block_size"

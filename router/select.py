@@ -1,52 +1,166 @@
-"""Which worker: filter, score, pick. Every rule is one function over plain values."""
+"""Which worker: filter, score, pick. Every rule is one function over plain values; policies put them together."""
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Literal
 
 from router.workers import Worker
 
 Filter = Callable[[Sequence[Worker]], Sequence[Worker]]
+"""Those that may be chosen: some of them, never none of some."""
 Score = Callable[[Worker], float]
+"""How good a choice it is; higher is better."""
+
+LEG_TOKENS = 256
+"""What a leg counts beside its tokens: a place in the batch, and a length that may not be known."""
+
+OTHERS_LEG_TOKENS = 512
+"""What a request of somebody else counts. Less than most have: every router sees the same report and answers
+it at once, and all of them together would overrun the worker that it shows idle."""
+
+BELIEVED_FOR = 15.0
+"""Seconds after which a worker's own report tells nothing any more."""
 
 
-def choose(workers: Iterable[Worker], filters: Sequence[Filter], scores: Sequence[Score], turn: int) -> Worker | None:
-    """The worker left by ``filters`` with the best ``scores``, compared in order (higher is better).
+Policy = Literal["cache_aware", "least_loaded", "round_robin", "random", "power_of_two"]
+"""By which rule workers are chosen among those that may be."""
 
-    Equal ones take turns, by the running number ``turn``. None if no worker is left.
+
+@dataclass(frozen=True)
+class Bound:
+    """Up to which load the worker that holds something of a conversation is preferred."""
+
+    factor: float
+    """Times the least loaded one's load."""
+    slack: float
+    """Tokens on top, so that nobody is sent away from a worker that has next to nothing to do."""
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What is known of the leg that a worker is wanted for."""
+
+    holder: str | None = None
+    """Name of the worker that holds something of the conversation."""
+    tried: tuple[str, ...] = ()
+    """Names of those that failed in this turn."""
+
+
+def choose(workers: Iterable[Worker], filters: Sequence[Filter], scores: Sequence[Score]) -> Worker | None:
+    """The worker left by ``filters`` with the best ``scores``, compared in order; None if there is no worker.
+
+    Of entirely equal ones the first.
     """
     left: Sequence[Worker] = list(workers)
     for keep in filters:
         left = keep(left)
-    if not left:
-        return None
-    marks = [tuple(score(worker) for score in scores) for worker in left]
-    best = max(marks)
-    equal = [worker for worker, mark in zip(left, marks, strict=True) if mark == best]
-    return equal[turn % len(equal)]
+    return max(left, key=lambda worker: tuple(score(worker) for score in scores), default=None)
 
 
-def is_up(workers: Sequence[Worker]) -> Sequence[Worker]:
-    """Those that answer their health probe; all of them when none does.
+def select(
+    policy: Policy, workers: Iterable[Worker], wish: Wish, bound: Bound, now: float, chance: Random
+) -> Worker | None:
+    """The worker for a leg by ``policy``; None if there is none at all. ``now`` as in ``Worker.available``."""
+    load = load_at(now)
+    may = (not_tried(wish.tried), is_available(now), not_draining)
+    match policy:
+        case "cache_aware":
+            return choose(workers, (*may, held_within(wish.holder, bound, load)), (least(load), longest_unused))
+        case "least_loaded":
+            return choose(workers, may, (least(load), longest_unused))
+        case "round_robin":
+            return choose(workers, may, (longest_unused,))
+        case "random":
+            return choose(workers, may, (at_random(chance),))
+        case "power_of_two":
+            return choose(workers, (*may, two_of(chance)), (least(load), longest_unused))
 
-    A probe can be wrong, and a turn that is tried and fails is no worse than a turn that is not tried.
-    """
-    return [worker for worker in workers if worker.up] or workers
+
+# --- filters
 
 
-def not_among(tried: Iterable[str]) -> Filter:
-    """Those not tried in this turn yet; all of them when every one was."""
-    urls = frozenset(tried)
+def not_tried(names: Iterable[str]) -> Filter:
+    """Those not tried in this turn; rather on another server than another rank of one tried; all if all were."""
+    tried = frozenset(names)
+    servers = {name.partition("#")[0] for name in tried}
 
     def keep(workers: Sequence[Worker]) -> Sequence[Worker]:
-        return [worker for worker in workers if worker.url not in urls] or workers
+        if not tried:
+            return workers
+        elsewhere = [worker for worker in workers if worker.url not in servers]
+        return elsewhere or [worker for worker in workers if worker.name not in tried] or workers
 
     return keep
 
 
-def is_at(url: str | None) -> Score:
-    """Prefers the worker at ``url``: it holds something of this conversation."""
-    return lambda worker: float(worker.url == url)
+def is_available(now: float) -> Filter:
+    """Those that answer; else those of which it is not known that they do not; else all.
+
+    A probe can be wrong, and a turn that is tried and fails is no worse than a turn that is not tried.
+    """
+
+    def keep(workers: Sequence[Worker]) -> Sequence[Worker]:
+        return (
+            [worker for worker in workers if worker.available(now)]
+            or [worker for worker in workers if not worker.given_up(now)]
+            or [worker for worker in workers if worker.up]
+            or workers
+        )
+
+    return keep
 
 
-def least_loaded(worker: Worker) -> float:
-    """Prefers the worker with the fewest prompt tokens, then the fewest legs, of ours running on it."""
-    return -(worker.in_flight_tokens + worker.in_flight * 1e-3)
+def not_draining(workers: Sequence[Worker]) -> Sequence[Worker]:
+    """Those that are to get new work; all if none is: a turn is better served by one of them than not at all."""
+    return [worker for worker in workers if not worker.draining] or workers
+
+
+def held_within(holder: str | None, bound: Bound, load: Score) -> Filter:
+    """The holder alone, unless it is loaded past ``bound``; then, or without a holder, all."""
+
+    def keep(workers: Sequence[Worker]) -> Sequence[Worker]:
+        for worker in workers:
+            if worker.name == holder:
+                lowest = min(load(other) for other in workers)
+                return [worker] if load(worker) <= lowest * bound.factor + bound.slack else workers
+        return workers
+
+    return keep
+
+
+def two_of(chance: Random) -> Filter:
+    """Two at random: nobody is everybody's choice, however idle it looks."""
+    return lambda workers: chance.sample(workers, 2) if len(workers) > 2 else workers
+
+
+# --- scores
+
+
+def load_at(now: float) -> Score:
+    """Not a score but its opposite: what a worker has to do, in tokens.
+
+    Of ours all of it is known; of others' it counts what the worker reported lately.
+    """
+
+    def load(worker: Worker) -> float:
+        reported = worker.reported
+        others = reported.others if reported is not None and now - reported.read_at <= BELIEVED_FOR else 0
+        return worker.in_flight_tokens + LEG_TOKENS * worker.in_flight + OTHERS_LEG_TOKENS * others
+
+    return load
+
+
+def least(load: Score) -> Score:
+    """Prefers the worker with the least ``load``."""
+    return lambda worker: -load(worker)
+
+
+def longest_unused(worker: Worker) -> float:
+    """Prefers the worker whose turn it is: equal ones take turns, and none is forgotten."""
+    return -worker.last_chosen
+
+
+def at_random(chance: Random) -> Score:
+    """Prefers anybody."""
+    return lambda _: chance.random()

@@ -4,6 +4,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from router.breaker import Breaker
+from router.health import Health
+
+UNKNOWN_GENERATION = "unknown"
+"""Of a worker that does not tell when it was started: it may restart unnoticed, so nothing it holds is reused."""
+
 
 class Role(StrEnum):
     PREFILL = "prefill"
@@ -28,23 +34,53 @@ class Capabilities:
     """Dialects in which the worker was seen to take ``kv_transfer_params.prompt_token_ids`` for the prompt."""
 
 
+@dataclass(frozen=True)
+class Reported:
+    """What a worker last said of its load: legs of every router together, and other clients' requests."""
+
+    read_at: float
+    """Seconds, on the pool's clock."""
+    running: int
+    """Requests that the engine is computing."""
+    waiting: int
+    """Requests in the engine's queue."""
+    kv_usage: float | None
+    """Share of its KV blocks in use, 0 to 1, retained ones included; None if it does not say."""
+    ours: int = 0
+    """Legs of this process that were on it at that time."""
+
+    @property
+    def others(self) -> int:
+        """Requests that are not of this process."""
+        return max(0, self.running + self.waiting - self.ours)
+
+
 @dataclass
 class Worker:
-    """One vLLM server in one role, and its present state."""
+    """One vLLM engine in one role, and its present state: a server, or one data-parallel rank of a server."""
 
     url: str
+    """Of its server."""
     role: Role
-    up: bool = False
     capabilities: Capabilities | None = None
-    """None until the worker was probed."""
-    in_flight: int = field(default=0)
+    """None until the worker told which start of it this is."""
+    discovered: bool = False
+    """Whether it was found out what it can do beside that."""
+    in_flight: int = 0
     """Legs that this process has running on it."""
-    in_flight_tokens: int = field(default=0)
-    """Prompt tokens of those legs, where they are known."""
+    in_flight_tokens: int = 0
+    """Tokens that those legs have it compute (prefill) or hold (decode), where they are known or estimated."""
     rank: int | None = None
     """Which data-parallel rank behind ``url``; None if the server picks one itself, or has only one."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """What every request to it carries: its own key, its rank."""
+    health: Health = field(default_factory=Health)
+    breaker: Breaker = field(default_factory=Breaker)
+    reported: Reported | None = None
+    draining: bool = False
+    """Whether it is to get no new work."""
+    last_chosen: int = 0
+    """Running number of the choice that it was chosen by last; 0 for never."""
 
     @property
     def name(self) -> str:
@@ -52,8 +88,21 @@ class Worker:
         return self.url if self.rank is None else f"{self.url}#rank={self.rank}"
 
     @property
+    def up(self) -> bool:
+        """Whether it answers its health probes."""
+        return self.health.up
+
+    @property
     def generation(self) -> str | None:
         return self.capabilities.generation if self.capabilities else None
+
+    def available(self, now: float) -> bool:
+        """Whether a leg may be sent to it: it answers its probes, and does not keep failing real traffic."""
+        return self.health.up and self.breaker.allows(now)
+
+    def given_up(self, now: float) -> bool:
+        """Whether it is known that a leg would fail; not so of a worker that was not probed yet."""
+        return self.health.down or not self.breaker.allows(now)
 
     def honours_ids(self, dialect: str) -> bool:
         return self.capabilities is not None and dialect in self.capabilities.honours_ids

@@ -36,11 +36,15 @@ def info_routes(pool: Pool, upstream: Upstream, metrics: Metrics, drain: Drain) 
                 "draining": drain.began,
                 "workers": [
                     {
+                        "worker": worker.name,
                         "url": worker.url,
                         "role": worker.role,
                         "up": worker.up,
-                        "probed": worker.capabilities is not None,
+                        "probed": worker.discovered,
+                        "draining": worker.draining,
+                        "breaker": "closed" if worker.breaker.closed else "open",
                         "in_flight": worker.in_flight,
+                        "generation": worker.generation,
                     }
                     for worker in workers
                 ],
@@ -69,8 +73,8 @@ def info_routes(pool: Pool, upstream: Upstream, metrics: Metrics, drain: Drain) 
                 answer = await upstream.get(worker, "/v1/models", _MODELS_TIMEOUT)
                 if isinstance(answer, Answer | Refused):
                     return Response(answer.body, answer.status, media_type=answer.content_type)
-                tried.append(worker.url)
-                details.append(f"{worker.url}: {answer.detail}")
+                tried.append(worker.name)
+                details.append(f"{worker.name}: {answer.detail}")
         error = nobody_answers("; ".join(details))
         retry = {"retry-after": str(error.retry_after)}
         return Response(error.body(), error.status, retry, media_type="application/json")

@@ -112,7 +112,7 @@ async def test_an_answer_that_tokenises_differently_than_it_was_generated(proxie
 
 async def _ids(proxies: Proxies, letters: str) -> list[int]:
     worker = proxies.on.settings.decode[0]
-    async with httpx.AsyncClient(base_url=worker, timeout=60) as client:
+    async with httpx.AsyncClient(base_url=worker.url, timeout=60) as client:
         found = []
         for letter in letters:
             ids = (await client.post("/tokenize", json={"prompt": letter, "add_special_tokens": False})).json()

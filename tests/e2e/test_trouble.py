@@ -10,7 +10,7 @@ import pytest
 
 from deploy.local.options import EngineOptions
 from deploy.local.pair import Engine, Pair
-from proxy.probe import vitals
+from proxy.vitals import vitals
 from tests.contract.answers import CHAT
 from tests.e2e.answers import ids_of, said
 from tests.e2e.conftest import PATIENCE, Json, both, settings

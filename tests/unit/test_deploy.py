@@ -157,7 +157,7 @@ def test_every_variable_of_the_router_is_a_setting_with_a_good_value(monkeypatch
     settings = router_settings(monkeypatch)
     services = compose()["services"]
     for role, urls in (("prefill", settings.prefill), ("decode", settings.decode)):
-        assert urls == [f"http://{role}:8000"]
+        assert [spec.url for spec in urls] == [f"http://{role}:8000"]
         assert "--port=8000" in services[role]["command"]
     assert re.fullmatch(r"redis://(\w+):6379/0", settings.store)
     assert "redis" in services

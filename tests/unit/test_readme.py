@@ -18,6 +18,7 @@ from proxy.app import create_app
 from proxy.conversation import LONGEST_ID
 from proxy.settings import CONVERSATION_ID_SOURCES, Settings
 from proxy.telemetry import Metrics
+from proxy.worker_spec import WorkerSpec
 from router.fingerprint import STEP
 from router.reuse import Outcome, Reason
 
@@ -80,7 +81,7 @@ def test_variables_named_anywhere_are_settings() -> None:
 
 
 def test_choices_are_told() -> None:
-    for name in ("log_level", "log_format"):
+    for name in ("policy", "log_level", "log_format"):
         row = next(row for row in rows(section("Settings")) if f"TURNBACK_{name.upper()}" in row[1])
         assert codes(row[3]) == list(Settings.model_fields[name].annotation.__args__)  # type: ignore[union-attr]
 
@@ -112,7 +113,9 @@ def sources() -> Iterator[Path]:
 
 
 def test_endpoints_are_those_there_are() -> None:
-    app = create_app(Settings(prefill=["http://p:1"], decode=["http://d:1"], secret=SecretStr("x")))
+    app = create_app(
+        Settings(prefill=[WorkerSpec("http://p:1")], decode=[WorkerSpec("http://d:1")], secret=SecretStr("x"))
+    )
     there = {
         f"{method} {path}"
         for path, methods in all_routes(app)

@@ -11,8 +11,14 @@ import yaml
 
 from metadata_store.keys import derive_secret
 from proxy.settings import CONVERSATION_ID_SOURCES, Settings, WrongSettings, load
+from proxy.worker_spec import WorkerSpec
 
 WORKERS = ["--prefill", "http://p:1", "--decode", "http://d:1"]
+
+
+def named(*urls: str) -> list[WorkerSpec]:
+    """Workers of which nothing but the URL was said."""
+    return [WorkerSpec(url) for url in urls]
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +40,7 @@ def yaml_file(tmp_path: Path) -> Any:
 
 def test_only_the_workers_must_be_set() -> None:
     settings = load(WORKERS)
-    assert (settings.prefill, settings.decode) == (["http://p:1"], ["http://d:1"])
+    assert (settings.prefill, settings.decode) == (named("http://p:1"), named("http://d:1"))
     assert (settings.store, settings.host, settings.port, settings.workers) == ("memory://", "127.0.0.1", 8000, 1)
     assert (settings.kv_recompute_threshold, settings.decoder_kv_blocks_ttl) == (64, 480.0)
     assert settings.conversation_id_sources == list(CONVERSATION_ID_SOURCES)
@@ -50,7 +56,7 @@ def test_command_line_beats_environment_beats_file_beats_default(
     assert settings.port == 3
     assert settings.host == "0.0.0.2"
     assert settings.store_timeout == 0.1
-    assert settings.prefill == ["http://y:1"]
+    assert settings.prefill == named("http://y:1")
     assert settings.probe_interval == 2.0
 
 
@@ -81,30 +87,57 @@ def test_empty_file_sets_nothing(yaml_file: Any) -> None:
     ],
 )
 def test_several_workers_in_any_spelling(arguments: list[str]) -> None:
-    assert load([*arguments, "--decode", "http://d:1"]).prefill == ["http://a:1", "http://b:2"]
+    assert load([*arguments, "--decode", "http://d:1"]).prefill == named("http://a:1", "http://b:2")
 
 
 def test_several_workers_in_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURNBACK_PREFILL", "http://a:1, http://b:2")
     monkeypatch.setenv("TURNBACK_DECODE", "http://d:1")
     settings = load([])
-    assert (settings.prefill, settings.decode) == (["http://a:1", "http://b:2"], ["http://d:1"])
+    assert (settings.prefill, settings.decode) == (named("http://a:1", "http://b:2"), named("http://d:1"))
 
 
 @pytest.mark.parametrize("value", [["http://a:1", "http://b:2"], "http://a:1, http://b:2"])
 def test_several_workers_in_the_file(yaml_file: Any, value: Any) -> None:
     file = yaml_file({"prefill": value, "decode": ["http://d:1"]})
-    assert load(["--config", file]).prefill == ["http://a:1", "http://b:2"]
+    assert load(["--config", file]).prefill == named("http://a:1", "http://b:2")
 
 
 @pytest.mark.parametrize("url", ["http://a:1/", "http://a:1/v1", "http://a:1/v1/", "http://a:1"])
 def test_url_as_clients_write_it_is_that_of_the_worker(url: str) -> None:
-    assert load(["--prefill", url, "--decode", "http://d:1"]).prefill == ["http://a:1"]
+    assert load(["--prefill", url, "--decode", "http://d:1"]).prefill == named("http://a:1")
+
+
+@pytest.mark.parametrize("url", ["http://[::1]:8100", "http://[2001:db8::2]:8100/v1/"])
+def test_ipv6_worker(url: str) -> None:
+    assert load(["--prefill", url, "--decode", "http://d:1"]).prefill[0].url == url.removesuffix("/v1/")
+
+
+def test_ranks_behind_a_url() -> None:
+    specs = load(["--prefill", "http://p:1/v1#dp=8", "--decode", "http://d:1#dp=1"])
+    assert specs.prefill == [WorkerSpec("http://p:1", data_parallel_size=8)]
+    assert specs.decode == named("http://d:1")
+
+
+def test_worker_in_the_file_may_have_a_key_and_ranks(yaml_file: Any) -> None:
+    workers = ["http://a:1#dp=2", {"url": "http://b:2/", "data_parallel_size": 4, "api_key": "hush"}]
+    settings = load(["--config", yaml_file({"prefill": workers, "decode": "http://d:1"})])
+    first, second = settings.prefill
+    assert (first.url, first.data_parallel_size, first.api_key) == ("http://a:1", 2, None)
+    assert (second.url, second.data_parallel_size) == ("http://b:2", 4)
+    assert second.api_key is not None
+    assert second.api_key.get_secret_value() == "hush"
+    assert "hush" not in repr(settings) + str(settings)
+
+
+def test_worker_named_twice_each_time_otherwise_is_a_mistake() -> None:
+    with pytest.raises(WrongSettings, match=r"^prefill: http://p:1 is named twice"):
+        load(["--prefill", "http://p:1", "http://p:1#dp=2", "--decode", "http://d:1"])
 
 
 SAMPLES: dict[str, tuple[str, Any]] = {
-    "prefill": ("https://x:2", ["https://x:2"]),
-    "decode": ("http://10.0.0.1", ["http://10.0.0.1"]),
+    "prefill": ("https://x:2", named("https://x:2")),
+    "decode": ("http://10.0.0.1#dp=2", [WorkerSpec("http://10.0.0.1", data_parallel_size=2)]),
     "render": ("http://r:1/v1", "http://r:1"),
     "store": ("redis://h:1/2", "redis://h:1/2"),
     "store_timeout": ("0.5", 0.5),
@@ -130,6 +163,13 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "drain_timeout": ("0", 0.0),
     "probe_interval": ("0.1", 0.1),
     "probe_timeout": ("0.2", 0.2),
+    "policy": ("least_loaded", "least_loaded"),
+    "affinity_factor": ("1", 1.0),
+    "affinity_slack": ("0", 0),
+    "health_up_after": ("1", 1),
+    "health_down_after": ("5", 5),
+    "breaker_failures": ("1", 1),
+    "breaker_seconds": ("0.5", 0.5),
     "log_level": ("warning", "warning"),
     "log_format": ("json", "json"),
 }
@@ -161,7 +201,8 @@ def test_setting_can_be_set_in_each_place(
     elif source == "variable":
         monkeypatch.setenv(f"TURNBACK_{name.upper()}", text)
     else:
-        arguments = ["--config", yaml_file(base(name) | {name: value})]
+        in_file = text.split(",") if name in ("prefill", "decode") else value
+        arguments = ["--config", yaml_file(base(name) | {name: in_file})]
     found = getattr(load(arguments), name)
     assert found == value
     assert type(found) is type(value)
@@ -220,6 +261,16 @@ WRONG: list[tuple[str, Any]] = [
     ("drain_timeout", "-1"),
     ("probe_interval", "0"),
     ("probe_timeout", "0"),
+    ("decode", "http://d:1#dp=0"),
+    ("decode", "http://d:1#dp=two"),
+    ("decode", "http://d:1#rank=1"),
+    ("policy", "best"),
+    ("affinity_factor", "0.9"),
+    ("affinity_slack", "-1"),
+    ("health_up_after", "0"),
+    ("health_down_after", "0"),
+    ("breaker_failures", "0"),
+    ("breaker_seconds", "0"),
     ("log_level", "loud"),
     ("log_format", "xml"),
 ]
@@ -275,6 +326,9 @@ def test_every_wrong_setting_is_told_at_once() -> None:
         ("1: 2", "turnback.yaml"),
         ({"prefill": {"a": 1}}, "prefill"),
         ({"prefill": [1, 2]}, "prefill"),
+        ({"prefill": [{"api_key": "x"}]}, "prefill.0.url"),
+        ({"prefill": [{"url": "http://p:1", "key": "x"}]}, "prefill.0.key"),
+        ({"prefill": [{"url": "http://p:1", "data_parallel_size": 0}]}, "prefill.0.data_parallel_size"),
         ({"port": [1]}, "port"),
         ({"store": None}, "store"),
     ],
