@@ -3,6 +3,7 @@
 import contextlib
 import math
 import multiprocessing
+import os
 import resource
 import signal
 import socket
@@ -54,13 +55,13 @@ class DrainingServer(uvicorn.Server):
 
 
 class LoneServer(DrainingServer):
-    """The only process: being told twice, it ends at once."""
+    """The only process: being told twice, it is gone at once, and the turns with it."""
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """See ``DrainingServer``."""
         if self._told:
-            self.force_exit = True
-            self.should_exit = True
+            # Whoever insists does not want to wait for anybody's clean-up either.
+            os._exit(1)
         super().handle_exit(sig, frame)
 
 
@@ -79,7 +80,7 @@ class ChildServer(DrainingServer):
 
 
 def serve_alone(settings: Settings) -> int:
-    """Serve in this process; its exit code: 0 after a drain, 1 if it was cut short or never began."""
+    """Serve in this process; its exit code: 0 after a drain, 1 if it never began."""
     return _serve(settings, LoneServer, None)
 
 
@@ -114,7 +115,7 @@ def _serve(settings: Settings, kind: type[DrainingServer], listening: list[socke
     drain = Drain()
     server = kind(uvicorn_config(settings, create_app(settings, drain=drain)), drain, settings.drain_timeout)
     server.run(listening)
-    return 0 if server.started and not server.force_exit else 1
+    return 0 if server.started else 1
 
 
 def _allow_many_files() -> None:
