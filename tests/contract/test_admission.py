@@ -6,6 +6,8 @@ import asyncio
 import contextlib
 import json
 from collections.abc import AsyncIterator, Sequence
+from types import SimpleNamespace
+from typing import cast
 
 import httpx
 import openai
@@ -14,9 +16,7 @@ import pytest
 from proxy.admission import Admission, decode_places
 from proxy.errors import ApiError
 from proxy.pool import Pool
-from proxy.settings import Settings
 from proxy.telemetry import Metrics
-from proxy.upstream import Upstream
 from router.workers import Role
 from tests.contract.answers import CHAT, DONE, OPENING, chat, user
 from tests.contract.conftest import House, Json, MakeHouse
@@ -216,15 +216,14 @@ async def pass_through(admission: Admission) -> None:
         pass
 
 
-async def test_places_are_those_of_the_decode_workers_that_are_up() -> None:
-    settings = Settings(prefill=["http://p:1"], decode=["http://d:1", "http://d:2"])
-    async with Upstream(1.0, None) as upstream:
-        pool = Pool(settings, upstream, Metrics())
-        assert decode_places(pool, 0)() == float("inf")
-        places = decode_places(pool, 10)
-        assert places() == 20, "none is known to be up, and all are tried"
-        pool.all(Role.DECODE)[0].up = True
-        assert places() == 10
+def test_places_are_those_of_the_decode_workers_that_are_up() -> None:
+    workers = [SimpleNamespace(up=False), SimpleNamespace(up=False)]
+    pool = cast(Pool, SimpleNamespace(all=lambda role: workers if role is Role.DECODE else []))
+    assert decode_places(pool, 0)() == float("inf")
+    places = decode_places(pool, 10)
+    assert places() == 20, "none is known to be up, and all are tried"
+    workers[0].up = True
+    assert places() == 10
 
 
 async def test_without_a_bound_nobody_waits(make_house: MakeHouse) -> None:
