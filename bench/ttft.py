@@ -56,7 +56,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stack.callback(pair.stop)
             _leave_cores(pair)
             measured = asyncio.run(_measure(pair, given.contexts, given.repeat, progress))
-    except (LocalFailure, BenchFailure, aiohttp.ClientError) as failure:
+    except (LocalFailure, BenchFailure, aiohttp.ClientError, TimeoutError) as failure:
         progress.note(f"{type(failure).__name__}: {failure}")
         return 1
     # Wide enough for a file, too: a table cut to 80 columns is of no use to anybody.
@@ -88,6 +88,8 @@ async def _measure(pair: Pair, contexts: Sequence[int], repeat: int, progress: P
             ]
             engines = Engines(session, prefill, decode)
             with progress.step("Warming up"):
+                # The routers' questions about what the engines can do leave blocks for half a minute.
+                await engines.at_rest()
                 await _warm_up(arms, engines, contexts[0])
             measured = [Measured(context) for context in contexts]
             for number in range(repeat):
@@ -113,6 +115,9 @@ async def _round(arms: list[Arm], engines: Engines, measured: Measured, number: 
     talk = await conversation(engines.session, engines.prefill, MODEL_NAME, measured.context, str(number))
     first = number % len(arms)
     order = [*arms[first:], *arms[:first]]
+    if number % 2:
+        # Else an arm would almost always follow the same other one.
+        order.reverse()
     by_name = dict(zip((arm.name for arm in order), await round_of(order, talk, engines), strict=True))
     _note(measured, by_name)
 
