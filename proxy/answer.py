@@ -1,34 +1,37 @@
 """The leg that answers: a worker's answer or stream, made into what the client gets."""
 
+import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 
 import msgspec
 
+from proxy.background import Background
 from proxy.body import NotAnObject, parse, read
 from proxy.call import Call, Reply, Report
 from proxy.harvest import Harvest
 from proxy.pool import Pool
-from proxy.relay import names_role_only, relayed
+from proxy.relay import Relay, names_role_only
 from proxy.settings import Settings
 from proxy.sse import data_of, events
 from proxy.upstream import Answer, BrokenOff, Failed, Refused, Stream, Upstream
 from router.workers import Worker
 
-AfterAnswer = Callable[[Harvest, str], Awaitable[None]]
+AfterAnswer = Callable[[Harvest, str], Coroutine[object, None, None]]
 """What to do with what was learned from a complete answer; the text is ``stream`` or ``whole``."""
 
 
 class AnswerLeg:
     """Sends the leg whose answer the client gets."""
 
-    def __init__(self, settings: Settings, pool: Pool, upstream: Upstream) -> None:
+    def __init__(self, settings: Settings, pool: Pool, upstream: Upstream, background: Background) -> None:
         self._settings = settings
         self._pool = pool
         self._upstream = upstream
+        self._background = background
 
     async def send(
         self, call: Call, report: Report, worker: Worker, body: bytes, remember: AfterAnswer
@@ -39,12 +42,15 @@ class AnswerLeg:
         """
         async with AsyncExitStack() as closing:
             leg = closing.enter_context(self._pool.leg(worker, report.prompt_tokens or 0))
+            # An answer in one piece begins when it is complete: the turn's own limit is the only one that fits.
+            streams = call.request.streams
+            patience = self._settings.first_byte_timeout if streams else self._settings.turn_timeout
             answer = await self._upstream.stream(
                 worker,
                 call.dialect.path,
                 body,
-                first_byte_timeout=self._settings.first_byte_timeout,
-                gap_timeout=self._settings.gap_timeout,
+                first_byte_timeout=patience,
+                gap_timeout=patience,
                 request_id=uuid.uuid4().hex,
             )
             harvest = Harvest(client_wants_ids=call.request.wants_token_ids)
@@ -56,9 +62,9 @@ class AnswerLeg:
                 case Refused(status, content_type, content):
                     return Reply(status, content_type, content, report)
                 case Answer(status, content_type, content):
-                    report.first_part = time.perf_counter()
                     seen = harvest.take(content)
-                    await remember(harvest, "whole")
+                    # A client that leaves now must not keep its entry from being stored.
+                    await asyncio.shield(self._background.start(remember(harvest, "whole")))
                     return Reply(status, content_type, content if seen is None else seen, report)
                 case Stream():
                     closing.callback(answer.close)
@@ -67,9 +73,13 @@ class AnswerLeg:
                     leg.ended(first)
                     if isinstance(first, Failed):
                         return first
+                    # The engine sends its headers at once; only now it has begun to answer.
+                    answer.gap_timeout = self._settings.gap_timeout
                     report.first_part = time.perf_counter()
-                    parts = relayed(first, following, harvest, partial(remember, harvest, "stream"))
-                    return Reply(answer.status, answer.content_type, parts, report, closing.pop_all())
+                    finish = partial(remember, harvest, "stream")
+                    relay = Relay(first, following, harvest, finish, self._background)
+                    closing.callback(relay.left)
+                    return Reply(answer.status, answer.content_type, relay.parts(), report, closing.pop_all())
         raise AssertionError("every kind of answer returns")
 
 
@@ -85,7 +95,7 @@ async def _beginning(following: AsyncIterator[bytes]) -> list[bytes] | Failed:
             begun.append(event)
             error_code = _error_code(event)
             if error_code is not None and error_code >= 500:
-                return Failed(f"the stream began with an error: {event[:300].decode(errors='replace')}", error_code)
+                return Failed(f"the stream began with an error, code {error_code}", error_code)
             if not names_role_only(event):
                 return begun
     except BrokenOff as error:

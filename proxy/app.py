@@ -9,11 +9,14 @@ from fastapi import FastAPI
 from starlette.routing import Route
 
 from metadata_store import open_store
+from proxy.abandoned import Abandoned
 from proxy.admission import Admission, decode_places
 from proxy.answer import AnswerLeg
+from proxy.background import Background
 from proxy.call import Clock
 from proxy.dialects import DIALECTS
 from proxy.drain import Drain
+from proxy.ledger import Ledger
 from proxy.memory import Memory
 from proxy.pool import Pool
 from proxy.prefill import PrefillLeg
@@ -21,14 +24,17 @@ from proxy.prompt_ids import PromptIds
 from proxy.recall import Recall
 from proxy.release import Releaser
 from proxy.remember import Remember
+from proxy.reuse_leg import ReuseLeg
+from proxy.room import Room
 from proxy.routes.api import ApiEndpoint
+from proxy.routes.conversations import Conversations
 from proxy.routes.info import info_routes
 from proxy.settings import Settings
 from proxy.telemetry import Metrics, set_up_logging
 from proxy.turn import Turns
 from proxy.upstream import Upstream
 
-_RELEASE_PATIENCE = 5.0
+_PATIENCE = 5.0
 
 
 def create_app(settings: Settings, clock: Clock = time.time, drain: Drain | None = None) -> FastAPI:
@@ -42,21 +48,29 @@ def create_app(settings: Settings, clock: Clock = time.time, drain: Drain | None
     upstream = Upstream(settings.connect_timeout, key.get_secret_value() if key else None)
     pool = Pool(settings, upstream, metrics)
     store = open_store(settings.store, settings.store_timeout, clock)
-    memory = Memory(store, settings.store_pause, metrics)
+    ledger = Ledger(clock)
+    memory = Memory(store, settings.store_pause, ledger, metrics)
     prompt_ids = PromptIds(settings, pool, upstream, metrics)
-    releaser = Releaser(pool, upstream, metrics, clock)
-    recall = Recall(settings, pool, memory, prompt_ids, releaser, metrics, clock)
+    background = Background()
+    releaser = Releaser(pool, upstream, background, metrics, clock)
+    recall = Recall(settings, pool, memory, prompt_ids, releaser, background, metrics, clock)
     remember = Remember(settings, memory, releaser, metrics, clock)
+    room = Room(settings, pool, upstream, memory, ledger, releaser, metrics, clock)
+    answer_leg = AnswerLeg(settings, pool, upstream, background)
+    abandoned = Abandoned(answer_leg, remember, releaser, background, settings.abandon_grace)
+    prefill_leg = PrefillLeg(pool, upstream, metrics)
     turns = Turns(
         settings,
         pool,
         recall,
-        PrefillLeg(settings, pool, upstream, metrics),
-        AnswerLeg(settings, pool, upstream),
+        prompt_ids,
+        prefill_leg,
+        ReuseLeg(settings, pool, prefill_leg, abandoned, releaser, clock),
+        answer_leg,
         remember,
-        releaser,
+        room,
+        abandoned,
         metrics,
-        clock,
     )
 
     drain = drain or Drain()
@@ -69,16 +83,20 @@ def create_app(settings: Settings, clock: Clock = time.time, drain: Drain | None
         async with upstream:
             await store.open()
             pool.start()
+            room.start()
             try:
                 yield
             finally:
+                await room.stop()
                 await pool.stop()
-                await releaser.stop(_RELEASE_PATIENCE)
+                await background.stop(_PATIENCE)
                 await store.close()
 
     app = FastAPI(title="Turnback", version=version("turnback"), lifespan=lifespan)
-    app.include_router(info_routes(pool, upstream, metrics, drain))
     secret = settings.secret_key
+    conversations = Conversations(secret, pool, upstream, memory, ledger, releaser, clock)
+    app.include_router(conversations.routes())
+    app.include_router(info_routes(pool, upstream, metrics, drain))
     for dialect in DIALECTS:
         endpoint = ApiEndpoint(dialect, settings, secret, turns, admission, drain, metrics)
         app.router.routes.append(Route(dialect.path, endpoint, methods=["POST"]))

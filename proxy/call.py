@@ -30,8 +30,9 @@ class Call:
 class Report:
     """What is told about a turn, in its response headers, its log line and the metrics."""
 
-    outcome: Outcome = Outcome.FIRST
-    reason: Reason = Reason.NOTHING_RETAINED
+    outcome: Outcome | None = None
+    """None until it is known: of a request that was refused before."""
+    reason: Reason | None = None
     reused_tokens: int = 0
     prompt_tokens: int | None = None
     """None where nobody told."""

@@ -5,6 +5,8 @@ and chunks of a stream have the same form, in chat and in text completions: KV p
 the prompt's ids at the top or in the choice, the generated ids in the choice.
 """
 
+from functools import cached_property
+
 import msgspec
 
 from proxy.body import NotAnObject, dump, parse, read
@@ -29,18 +31,30 @@ class Harvest:
         """Whether an error came instead of, or in the middle of, the answer."""
         self.finished: str | None = None
         """The last finish reason seen."""
+        self.held_up = 0.0
+        """Seconds for which the client, by reading slowly, kept us from reading on."""
         self._complete = True
+
+    @property
+    def complete(self) -> bool:
+        """Whether all was learned that the next turn needs: it comes with the last chunk that says something."""
+        return self.params is not None and self.finished is not None and not self.failed
 
     @property
     def tokens(self) -> list[int] | None:
         """Prompt and generated ids, as decode told them; None if it did not, or left some out."""
-        prompt = self._prompt()
+        prompt = self.prompt_tokens
         return prompt + self.generated if prompt is not None and self._complete else None
 
-    @property
+    @cached_property
     def prompt_tokens(self) -> list[int] | None:
-        """The prompt's ids, as decode told them."""
-        return self._prompt()
+        """The prompt's ids, as decode told them. Not to be asked for before they have come."""
+        if self.prompt_ids is None:
+            return None
+        try:
+            return msgspec.json.decode(self.prompt_ids, type=list[int])
+        except msgspec.DecodeError:
+            return None
 
     def take(self, data: bytes) -> bytes | None:
         """``data`` (a whole answer, or one chunk) without what is private.
@@ -103,14 +117,6 @@ class Harvest:
             self.generated += ids
         elif not _is_opening(choice):
             self._complete = False
-
-    def _prompt(self) -> list[int] | None:
-        if self.prompt_ids is None:
-            return None
-        try:
-            return msgspec.json.decode(self.prompt_ids, type=list[int])
-        except msgspec.DecodeError:
-            return None
 
 
 def _is_opening(choice: Members) -> bool:

@@ -1,12 +1,14 @@
 """The store as a turn sees it: it may be slow or down, and that never fails a turn."""
 
 import time
-from collections.abc import Awaitable
+from collections.abc import AsyncIterator, Awaitable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import structlog
 
-from metadata_store import Absent, Record, Store, StoreError, UnreadableEntry
+from metadata_store import Absent, Holding, Record, Store, StoreError, UnreadableEntry
+from proxy.ledger import Ledger
 from proxy.telemetry import Metrics
 
 log = structlog.get_logger()
@@ -14,8 +16,12 @@ log = structlog.get_logger()
 _Result = TypeVar("_Result")
 
 
+@dataclass(frozen=True)
 class Unavailable:
-    """In place of a result: the store could not be asked."""
+    """In place of a result: the store gave none."""
+
+    asked: bool
+    """Whether it was asked, so that what it was asked for may have happened."""
 
 
 class Memory:
@@ -24,31 +30,45 @@ class Memory:
     The pause keeps a store that hangs from costing every turn its time-out.
     """
 
-    def __init__(self, store: Store, pause: float, metrics: Metrics) -> None:
-        """``pause`` in seconds."""
+    def __init__(self, store: Store, pause: float, ledger: Ledger, metrics: Metrics) -> None:
+        """``pause`` in seconds; ``ledger`` is kept up to date."""
         self._store = store
         self._pause = pause
+        self._ledger = ledger
         self._metrics = metrics
         self._resting_until = 0.0
         self._failing = False
 
     async def take(self, key: str) -> Record | Absent | Unavailable:
         """See ``Store.take``."""
-        return await self._call("take", self._store.take(key))
+        taken = await self._call("take", self._store.take(key))
+        if not isinstance(taken, Unavailable):
+            self._ledger.gone(key)
+        return taken
 
     async def put(self, key: str, record: Record) -> Record | Unavailable | None:
         """See ``Store.put``."""
-        return await self._call("put", self._store.put(key, record))
+        displaced = await self._call("put", self._store.put(key, record))
+        if not isinstance(displaced, Unavailable):
+            self._ledger.stored(key, Holding.of(record))
+        return displaced
 
     async def restore(self, key: str, record: Record) -> bool | Unavailable:
         """See ``Store.restore``."""
-        return await self._call("restore", self._store.restore(key, record))
+        restored = await self._call("restore", self._store.restore(key, record))
+        if restored is True:
+            self._ledger.stored(key, Holding.of(record))
+        return restored
+
+    def scan(self) -> AsyncIterator[tuple[str, Holding]]:
+        """See ``Store.scan``."""
+        return self._store.scan()
 
     async def _call(self, name: str, call: Awaitable[_Result]) -> _Result | Unavailable:
         if time.monotonic() < self._resting_until:
             call.close()  # type: ignore[attr-defined]
             self._metrics.store_failures.labels(name).inc()
-            return Unavailable()
+            return Unavailable(asked=False)
         try:
             with self._metrics.store.labels(name).time():
                 result = await call
@@ -56,7 +76,7 @@ class Memory:
             # An entry of another version, while replicas are being replaced: no reason to pause.
             self._metrics.store_failures.labels(name).inc()
             log.info("an entry of another version was passed over", detail=str(error))
-            return Unavailable()
+            return Unavailable(asked=True)
         except StoreError as error:
             self._metrics.store_failures.labels(name).inc()
             self._resting_until = time.monotonic() + self._pause
@@ -66,7 +86,7 @@ class Memory:
                     detail=str(error),
                 )
             self._failing = True
-            return Unavailable()
+            return Unavailable(asked=True)
         if self._failing:
             log.info("the store answers again")
             self._failing = False

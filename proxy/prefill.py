@@ -8,7 +8,6 @@ import msgspec
 from proxy.body import raw
 from proxy.call import Call
 from proxy.pool import Pool
-from proxy.settings import Settings
 from proxy.telemetry import Metrics
 from proxy.upstream import Answer, Failed, Refused, Upstream
 from router.kv_params import Members, first_turn
@@ -71,28 +70,28 @@ _BYTES_PER_TOKEN = 4
 class PrefillLeg:
     """Sends prefill legs."""
 
-    def __init__(self, settings: Settings, pool: Pool, upstream: Upstream, metrics: Metrics) -> None:
-        self._settings = settings
+    def __init__(self, pool: Pool, upstream: Upstream, metrics: Metrics) -> None:
         self._pool = pool
         self._upstream = upstream
         self._metrics = metrics
 
-    async def send(self, call: Call, worker: Worker, ids: list[int] | None, reuse: Reuse | None) -> PrefillResult:
-        """One prefill leg on ``worker``.
+    async def send(
+        self, call: Call, worker: Worker, ids: list[int] | None, reuse: Reuse | None, patience: float
+    ) -> PrefillResult:
+        """One prefill leg on ``worker``, given up after ``patience`` seconds.
 
         ``ids`` are the prompt's token ids where they are known already; ``reuse`` is what was verified
         against them.
         """
         dialect = call.dialect
         told = raw(ids) if ids is not None and worker.honours_ids(dialect.name) else None
-        body = dialect.prefill_leg(call.request, reuse.params if reuse else first_turn(), told)
+        params = reuse.params if reuse else first_turn()
+        body = dialect.one_token_leg(call.request, params, told, tell_ids=told is None)
         with (
             self._pool.leg(worker, _to_compute(body, ids, reuse)) as leg,
             self._metrics.prefill.labels("yes" if reuse else "no").time(),
         ):
-            answer = await self._upstream.post(
-                worker, dialect.path, body, self._settings.prefill_timeout, request_id=uuid.uuid4().hex
-            )
+            answer = await self._upstream.post(worker, dialect.path, body, patience, request_id=uuid.uuid4().hex)
             if reuse is None or not isinstance(answer, Failed) or answer.status is None:
                 # A reuse that is answered with 5xx could not read decode's blocks: that is not this worker's fault.
                 leg.ended(answer)
@@ -101,7 +100,7 @@ class PrefillLeg:
         try:
             read = msgspec.json.decode(answer.body, type=_Answer)
         except msgspec.DecodeError as error:
-            return Failed(f"prefill's answer is not as expected: {error}", answer.status)
+            return Failed(f"its answer is not as expected: {error}", answer.status)
         return self._result(read, ids, told, reuse)
 
     def _result(

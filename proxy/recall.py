@@ -1,8 +1,10 @@
 """Before the first leg: what decode still holds for the conversation, and how much of it may be reused."""
 
+import asyncio
 from dataclasses import dataclass
 
 from metadata_store import Absent, Record
+from proxy.background import Background
 from proxy.call import Call, Clock, Report
 from proxy.memory import Memory, Unavailable
 from proxy.pool import Pool
@@ -51,6 +53,7 @@ class Recall:
         memory: Memory,
         prompt_ids: PromptIds,
         releaser: Releaser,
+        background: Background,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
@@ -59,6 +62,7 @@ class Recall:
         self._memory = memory
         self._prompt_ids = prompt_ids
         self._releaser = releaser
+        self._background = background
         self._metrics = metrics
         self._clock = clock
 
@@ -78,11 +82,12 @@ class Recall:
             report.label(Outcome.NONE, Reason.NO_CONVERSATION_ID)
             return Recalled()
         nothing = Recalled(key=call.key)
-        taken = await self._memory.take(call.key)
+        taken = await self._take(call.key)
         if isinstance(taken, Unavailable):
             report.label(Outcome.FAILED, Reason.STORE_UNAVAILABLE)
             self._metrics.fallbacks.labels(Reason.STORE_UNAVAILABLE).inc()
-            return nothing
+            # Nobody could find what decode will hold: it is given back rather than kept for nobody.
+            return Recalled()
         if isinstance(taken, Absent):
             expired = taken is Absent.EXPIRED
             report.label(
@@ -94,8 +99,26 @@ class Recall:
             return await self._verify(call, call.key, report, taken)
         except BaseException:
             # The client went away, and nothing was sent to an engine yet.
-            await self._memory.restore(call.key, taken)
+            self._background.start(self._put_back(call.key, taken))
             raise
+
+    async def _take(self, key: str) -> Record | Absent | Unavailable:
+        """Take the entry; if the client leaves meanwhile, what was taken goes back."""
+        taking = asyncio.ensure_future(self._memory.take(key))
+        try:
+            return await asyncio.shield(taking)
+        except asyncio.CancelledError:
+
+            async def undo() -> None:
+                taken = await taking
+                if isinstance(taken, Record):
+                    await self._put_back(key, taken)
+
+            self._background.start(undo())
+            raise
+
+    async def _put_back(self, key: str, record: Record) -> None:
+        await self._memory.restore(key, record)
 
     async def _verify(self, call: Call, key: str, report: Report, record: Record) -> Recalled:
         report.turn = record.turn + 1
@@ -103,6 +126,9 @@ class Recall:
         gone = holder_state(record, holder, self._clock())
         if gone is not None:
             report.label(gone.outcome, gone.reason)
+            if gone.reason is Reason.WORKER_DOWN:
+                # It may come back as it was.
+                await self._memory.restore(key, record)
             return Recalled(key=key, prefill=record.prefill, decode=record.worker)
         ids = await self._prompt_ids.of(call.dialect, call.request)
         if ids is None:

@@ -1,14 +1,22 @@
 """Decode's stream on its way to the client: event by event, each the moment it arrives."""
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 
 import msgspec
 
+from proxy.background import Background
 from proxy.body import NotAnObject, parse, read
 from proxy.errors import broken_off
 from proxy.harvest import Harvest
 from proxy.sse import data_of, is_end, with_data
 from proxy.upstream import BrokenOff
+
+Finish = Callable[[], Coroutine[object, None, None]]
+
+_READ_OUT_SECONDS = 1.0
 
 
 def cleaned(event: bytes, harvest: Harvest) -> bytes | None:
@@ -52,30 +60,73 @@ class _Opening(msgspec.Struct):
         return not (delta.content or delta.reasoning or delta.reasoning_content or delta.tool_calls)
 
 
-async def relayed(
-    first: Iterable[bytes], following: AsyncIterator[bytes], harvest: Harvest, finish: Callable[[], Awaitable[None]]
-) -> AsyncIterator[bytes]:
-    """What the client gets: ``first``, then what ``following`` brings, without what is private.
+class Relay:
+    """One stream, from decode to the client."""
 
-    ``finish`` runs before the end is told, so that a client which goes on at once finds its entry. A
-    stream that breaks off ends with an error event and without the API's end, never as if complete.
-    """
-    finished = False
-    try:
-        for event in first:
-            if (kept := cleaned(event, harvest)) is not None:
-                yield kept
-        async for event in following:
-            if is_end(event):
-                finished = True
-                await finish()
-                yield event
-            elif (kept := cleaned(event, harvest)) is not None:
-                yield kept
-    except BrokenOff as error:
-        harvest.failed = True
-        yield broken_off(str(error)).event()
-        return
-    if not finished:
-        harvest.failed = True
-        yield broken_off("decode closed the stream before its end").event()
+    def __init__(
+        self,
+        begun: Iterable[bytes],
+        following: AsyncIterator[bytes],
+        harvest: Harvest,
+        finish: Finish,
+        background: Background,
+    ) -> None:
+        """``begun`` are the events that were read already, ``following`` brings the others.
+
+        ``finish`` is done once, when all was learned that the stream tells, and before the client is told its end,
+        so that a client which goes on at once finds its entry.
+        """
+        self._begun = begun
+        self._following = following
+        self._harvest = harvest
+        self._finish = finish
+        self._background = background
+        self._finishing: asyncio.Task[None] | None = None
+
+    async def parts(self) -> AsyncIterator[bytes]:
+        """What the client gets: everything, the moment it comes, without what is private.
+
+        A stream that breaks off ends with an error event and without the API's end, never as if complete.
+        """
+        try:
+            async for event in self._events():
+                if is_end(event):
+                    # A client that leaves now must not keep its entry from being stored.
+                    await asyncio.shield(self._settle())
+                    yield event
+                    await self._read_out()
+                    return
+                if (kept := cleaned(event, self._harvest)) is not None:
+                    asked = time.monotonic()
+                    yield kept
+                    # A client that reads slowly makes decode's end look later than it was.
+                    self._harvest.held_up += time.monotonic() - asked
+        except BrokenOff as error:
+            detail = str(error)
+        else:
+            detail = "the worker closed the stream before its end"
+        self._harvest.failed = True
+        yield broken_off(detail).event()
+
+    def left(self) -> None:
+        """The client is gone, or all was sent. What decode retained by then is remembered either way."""
+        if self._harvest.complete:
+            self._settle()
+
+    def _settle(self) -> asyncio.Task[None]:
+        if self._finishing is None:
+            self._finishing = self._background.start(self._finish())
+        return self._finishing
+
+    async def _read_out(self) -> None:
+        """To the end of the connection's answer, so that it can be used again."""
+        with contextlib.suppress(BrokenOff, TimeoutError):
+            async with asyncio.timeout(_READ_OUT_SECONDS):
+                async for _ in self._following:
+                    pass
+
+    async def _events(self) -> AsyncIterator[bytes]:
+        for event in self._begun:
+            yield event
+        async for event in self._following:
+            yield event

@@ -8,6 +8,7 @@ import msgspec
 import structlog
 
 from metadata_store import Record
+from proxy.background import Background
 from proxy.body import dump, raw
 from proxy.call import Clock
 from proxy.pool import Pool
@@ -31,6 +32,11 @@ class Why(StrEnum):
     DIVERGED = "diverged"
     UNWANTED = "unwanted"
     UNUSED = "unused"
+    ABANDONED = "abandoned"
+    DELETED = "deleted"
+    IDLE = "idle"
+    BUDGET = "budget"
+    PRESSURE = "pressure"
 
 
 class Releaser:
@@ -40,38 +46,33 @@ class Releaser:
     that the reading is over, and decode frees.
     """
 
-    def __init__(self, pool: Pool, upstream: Upstream, metrics: Metrics, clock: Clock) -> None:
+    def __init__(self, pool: Pool, upstream: Upstream, background: Background, metrics: Metrics, clock: Clock) -> None:
         self._pool = pool
         self._upstream = upstream
         self._metrics = metrics
         self._clock = clock
         self._gate = asyncio.Semaphore(_AT_ONCE)
-        self._running: set[asyncio.Task[None]] = set()
+        self._background = background
 
-    def release(self, worker: str, generation: str | None, params: bytes, model: str, why: Why) -> None:
-        """Let ``worker`` free the blocks that ``params`` name. Only for blocks that no turn may read any more."""
-        holder = self._pool.find(Role.DECODE, worker)
-        if holder is None or holder.generation != generation or len(self._running) >= _WAITING:
+    def release(
+        self, worker: str, generation: str | None, params: bytes, model: str, why: Why
+    ) -> asyncio.Task[None] | None:
+        """Let ``worker`` free the blocks that ``params`` name. Only for blocks that no turn may read any more.
+
+        The task that does it, for who wants to wait; None if it is left to the engine.
+        """
+        if not self._is_there(worker, generation) or len(self._background) >= _WAITING:
             self._metrics.releases.labels(why, "left").inc()
-            return
-        task = asyncio.create_task(self._release(params, model, why))
-        self._running.add(task)
-        task.add_done_callback(self._running.discard)
+            return None
+        return self._background.start(self._release(worker, generation, params, model, why))
 
-    def release_record(self, record: Record, why: Why) -> None:
+    def release_record(self, record: Record, why: Why) -> asyncio.Task[None] | None:
         """The same for an entry; not for one past its deadline, which the engine frees by itself."""
         if holder_state(record, self._pool.find(Role.DECODE, record.worker), self._clock()) is not None:
-            return
-        self.release(record.worker, record.generation, record.params, record.model, why)
+            return None
+        return self.release(record.worker, record.generation, record.params, record.model, why)
 
-    async def stop(self, patience: float) -> None:
-        """Wait up to ``patience`` seconds for what is under way."""
-        if self._running:
-            await asyncio.wait(self._running, timeout=patience)
-        for task in self._running:
-            task.cancel()
-
-    async def _release(self, params: bytes, model: str, why: Why) -> None:
+    async def _release(self, worker: str, generation: str | None, params: bytes, model: str, why: Why) -> None:
         try:
             members = KvParams(params).nothing()
         except MalformedParams:
@@ -80,6 +81,9 @@ class Releaser:
         request = {"prompt": raw("."), "max_tokens": raw(1), "kv_transfer_params": msgspec.Raw(dump(members))}
         body = dump(request | ({"model": raw(model)} if model else {}))
         async with self._gate:
+            if not self._is_there(worker, generation):
+                self._metrics.releases.labels(why, "left").inc()
+                return
             prefill = self._pool.choose(Role.PREFILL)
             answer = await self._upstream.post(
                 prefill, "/v1/completions", body, _TIMEOUT, request_id=f"release-{uuid.uuid4().hex}"
@@ -88,3 +92,8 @@ class Releaser:
         self._metrics.releases.labels(why, "released" if released else "failed").inc()
         if not released:
             log.info("retained blocks could not be released: the engine frees them later", detail=str(answer))
+
+    def _is_there(self, worker: str, generation: str | None) -> bool:
+        """Whether ``worker`` still is in the start that keeps the blocks: another has given them to others."""
+        holder = self._pool.find(Role.DECODE, worker)
+        return holder is not None and generation is not None and holder.generation == generation

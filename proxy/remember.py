@@ -1,5 +1,8 @@
 """After decode's answer: keep what it holds for the next turn, or give it back."""
 
+from dataclasses import dataclass
+
+import msgspec
 import structlog
 
 from metadata_store import Record
@@ -11,10 +14,24 @@ from proxy.settings import Settings
 from proxy.telemetry import Metrics
 from router.fingerprint import fingerprint
 from router.kv_params import KvParams, MalformedParams
-from router.reuse import known_tokens
-from router.workers import Worker
+from router.reuse import Reason, known_tokens
+from router.workers import UNKNOWN_GENERATION, Worker
 
 log = structlog.get_logger()
+
+
+@dataclass(frozen=True)
+class DecodeLeg:
+    """A decode leg, as it was when it was sent."""
+
+    worker: Worker
+    generation: str | None
+    """The worker's, before it began: an answer of an earlier start tells of blocks that are gone."""
+    prompt_ids: msgspec.Raw | None
+    """Of the prompt whose blocks it reads; None if nobody told."""
+    prefill: str
+    """Name of the worker that computed them."""
+
 
 _CURES = {
     "stream": "install the turnback-engine plugin beside vLLM (before 0.33 streams do not tell), see README",
@@ -34,54 +51,100 @@ class Remember:
         self._told: set[tuple[str, str | None, str]] = set()
 
     async def after(
-        self, call: Call, key: str | None, report: Report, decode: Worker, harvest: Harvest, mode: str
+        self, call: Call, key: str | None, report: Report, leg: DecodeLeg, harvest: Harvest, mode: str
     ) -> None:
-        """Remember under ``key`` what ``decode`` holds after an answer; ``mode`` is ``stream`` or ``whole``.
+        """Remember under ``key`` what decode holds after an answer; ``mode`` is ``stream`` or ``whole``.
 
-        Without a key, or where what is held cannot be told, it is given back.
+        Without a key, or where what is held cannot be told, it is given back. Raises nothing: the answer is
+        complete, whatever becomes of this.
         """
-        arrival = self._clock()
+        # Decode finished before the client made us wait: the blocks' time began then.
+        finished = self._clock() - harvest.held_up
+        try:
+            await self._after(call, key, report, leg, harvest, mode, finished)
+        except Exception:
+            log.exception("what decode holds could not be remembered", worker=leg.worker.url)
+
+    async def _after(
+        self,
+        call: Call,
+        key: str | None,
+        report: Report,
+        leg: DecodeLeg,
+        harvest: Harvest,
+        mode: str,
+        finished: float,
+    ) -> None:
         if harvest.failed:
             return
         if harvest.params is None:
-            self._missing(call, decode, harvest, mode)
+            self._missing(call, leg.worker, harvest, mode)
             return
-        record = None if key is None else self._record(call, report, decode, harvest, arrival)
+        if leg.worker.generation != leg.generation:
+            # It restarted since: what it held is gone.
+            return
+        record = None if key is None else self._record(call, report, leg, harvest, finished)
         if record is None or key is None:
-            raw = bytes(harvest.params)
-            self._releaser.release(decode.name, decode.generation, raw, call.request.model, Why.UNWANTED)
+            self._give_back(call, leg, bytes(harvest.params))
             return
         displaced = await self._memory.put(key, record)
-        if isinstance(displaced, Unavailable):
-            # It may have been stored all the same: it is not released, and lives to its TTL.
-            return
-        if displaced is not None:
-            self._releaser.release_record(displaced, Why.DISPLACED)
+        match displaced:
+            case Record():
+                self._releaser.release_record(displaced, Why.DISPLACED)
+            case Unavailable(asked=False):
+                self._give_back(call, leg, record.params)
+            case Unavailable(asked=True):
+                # It may have been stored all the same: then another turn may read it.
+                pass
 
-    def _record(self, call: Call, report: Report, decode: Worker, harvest: Harvest, arrival: float) -> Record | None:
+    def _give_back(self, call: Call, leg: DecodeLeg, params: bytes) -> None:
+        self._releaser.release(leg.worker.name, leg.generation, params, call.request.model, Why.UNWANTED)
+
+    def _record(self, call: Call, report: Report, leg: DecodeLeg, harvest: Harvest, finished: float) -> Record | None:
         """The entry; None where nothing of it could ever be verified."""
-        if harvest.params is None or decode.generation is None:
+        if harvest.params is None or leg.generation is None or leg.generation == UNKNOWN_GENERATION:
             return None
         try:
             params = KvParams(harvest.params)
         except MalformedParams as error:
             log.warning("decode's kv_transfer_params are not readable: nothing is reused", detail=str(error))
             return None
+        if not self._same_prompt(call, leg, harvest):
+            return None
         held = known_tokens(params, harvest.prompt_tokens, harvest.tokens)
         if not held:
             return None
         return Record(
-            worker=decode.name,
-            generation=decode.generation,
+            worker=leg.worker.name,
+            generation=leg.generation,
             params=params.raw,
             fingerprint=fingerprint(held, call.scope),
             model=call.request.model,
-            stored_at=arrival,
-            deadline=arrival + self._settings.decoder_kv_blocks_ttl - self._settings.decoder_kv_blocks_margin,
+            stored_at=finished,
+            deadline=finished + self._settings.decoder_kv_blocks_ttl - self._settings.decoder_kv_blocks_margin,
             turn=report.turn,
             blocks=params.blocks,
             prefill=report.prefill,
         )
+
+    def _same_prompt(self, call: Call, leg: DecodeLeg, harvest: Harvest) -> bool:
+        """Whether decode answered the prompt that prefill computed, whose KV it has.
+
+        Where it was not given the ids, it made the prompt itself, and its template may say something else.
+        """
+        computed = None if leg.prompt_ids is None else msgspec.json.decode(leg.prompt_ids, type=list[int])
+        if computed is not None and computed == harvest.prompt_tokens:
+            return True
+        if computed is not None and harvest.prompt_tokens is not None:
+            self._metrics.fallbacks.labels(Reason.DECODE_OTHER_TOKENS).inc()
+            log.error(
+                "prefill and decode make different prompts of the same request: their answers are not to be trusted;"
+                " give both the same model, chat template and flags",
+                prefill=leg.prefill,
+                decode=leg.worker.url,
+                request_id=call.request_id,
+            )
+        return False
 
     def _missing(self, call: Call, decode: Worker, harvest: Harvest, mode: str) -> None:
         """Say once for each start of a worker why its answers cannot be reused."""

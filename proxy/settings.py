@@ -99,6 +99,23 @@ class Settings(BaseSettings):
         ge=0,
         description="tokens below which prefill computes rather than copies: the engine's setting",
     )
+    retained_share: float = Field(
+        default=0.5, gt=0, le=1, description="share of a decode worker's KV cache that retained blocks may take"
+    )
+    retained_tokens_budget: int | None = Field(
+        default=None, ge=0, description="tokens that may be retained on one decode worker"
+    )
+    idle_release: float | None = Field(
+        default=None, gt=0, description="seconds after which the blocks of an idle conversation are given back"
+    )
+    retained_watch_interval: float = Field(
+        default=5.0, gt=0, description="seconds between two looks at what is retained"
+    )
+    abandon_grace: float = Field(
+        default=10.0,
+        ge=0,
+        description="seconds after which an engine has surely noticed that a request was given up",
+    )
     conversation_id_sources: Names = Field(
         default=list(CONVERSATION_ID_SOURCES),
         description="where the conversation id is looked for, in order: header:NAME, body:MEMBER or body:MEMBER.MEMBER",
@@ -116,7 +133,7 @@ class Settings(BaseSettings):
     )
     turn_timeout: float = Field(default=3600.0, gt=0, description="seconds for a whole turn, waiting included")
     max_turns_per_worker: int = Field(
-        default=256,
+        default=1024,
         ge=0,
         description="turns that each process runs at once for each decode worker that is up; 0: no bound",
     )

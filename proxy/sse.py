@@ -19,9 +19,12 @@ async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         rest = rest + part if rest else part
         if b"\r" in rest:
             rest = rest.replace(b"\r\n", b"\n")
-        while (end := rest.find(b"\n\n")) >= 0:
-            yield rest[: end + 2]
-            rest = rest[end + 2 :]
+        begin = 0
+        while (end := rest.find(b"\n\n", begin)) >= 0:
+            yield rest[begin : end + 2]
+            begin = end + 2
+        # Cut once for each part: a slow reader finds megabytes of events in one.
+        rest = rest[begin:]
     if rest and _is_whole(rest):
         yield rest.rstrip(b"\n") + b"\n\n"
 

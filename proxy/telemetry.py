@@ -28,7 +28,7 @@ class Metrics:
         )
         self.ttft = Histogram(
             "turnback_ttft_seconds",
-            "From the request's arrival to the first part of decode's answer.",
+            "Of streams: from the request's arrival to the first token.",
             ("endpoint", "outcome"),
             buckets=_SECONDS,
             registry=registry,
@@ -78,6 +78,19 @@ class Metrics:
             ("worker", "mode"),
             registry=registry,
         )
+        # Each process looks at everything that is retained, by all of them: their figures do not add up.
+        self.retained_entries = Gauge(
+            "turnback_retained_entries", "Conversations retained on a decode worker.", ("worker",),
+            registry=registry, multiprocess_mode="livemax",
+        )  # fmt: skip
+        self.retained_tokens = Gauge(
+            "turnback_retained_tokens", "Tokens retained on a decode worker.", ("worker",),
+            registry=registry, multiprocess_mode="livemax",
+        )  # fmt: skip
+        self.retained_share = Gauge(
+            "turnback_retained_share", "Share of a worker's KV cache that is retained, from 0 to 1.", ("worker",),
+            registry=registry, multiprocess_mode="livemax",
+        )  # fmt: skip
         self.worker_up = Gauge(
             "turnback_worker_up", "1 for a worker that answers its health probe.", ("role", "worker"),
             registry=registry, multiprocess_mode="min",
@@ -145,7 +158,11 @@ def set_up_logging(settings: Settings, stream: TextIO | None = None) -> None:
     renderer: structlog.typing.Processor = (
         structlog.processors.JSONRenderer()
         if settings.log_format == "json"
-        else structlog.dev.ConsoleRenderer(colors=stream.isatty())
+        else structlog.dev.ConsoleRenderer(
+            colors=stream.isatty(),
+            # The pretty one shows local variables: prompts and keys.
+            exception_formatter=structlog.dev.plain_traceback,
+        )
     )
     level = getattr(logging, settings.log_level.upper())
     structlog.configure(

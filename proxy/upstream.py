@@ -56,6 +56,8 @@ class Failed:
     detail: str
     status: int | None = None
     """None if nothing came back at all."""
+    sent: bool = True
+    """Whether the worker may have got the request. Not if no connection was made."""
 
 
 class BrokenOff(Exception):
@@ -79,9 +81,9 @@ class Stream:
                 async with asyncio.timeout(self.gap_timeout):
                     part = await self._response.content.readany()
             except TimeoutError as error:
-                raise BrokenOff(f"decode sent nothing for {self.gap_timeout:g} s") from error
+                raise BrokenOff(f"the worker sent nothing for {self.gap_timeout:g} s") from error
             except aiohttp.ClientError as error:
-                raise BrokenOff(f"decode: {type(error).__name__}: {error}") from error
+                raise BrokenOff(f"the worker's connection broke: {type(error).__name__}") from error
             if not part:
                 return
             yield part
@@ -141,19 +143,15 @@ class Upstream:
         try:
             async with asyncio.timeout(first_byte_timeout):
                 response = await self._send("POST", to, path, body, request_id)
-        except TimeoutError:
-            return Failed(f"no answer within {first_byte_timeout:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            return _unreachable(error)
+            return _unreachable(error, first_byte_timeout)
         if response.status < 300 and response.content_type == "text/event-stream":
             return Stream(response.status, response.headers.get("Content-Type", ""), gap_timeout, response)
         try:
             async with asyncio.timeout(gap_timeout):
                 return await _read(response)
-        except TimeoutError:
-            return Failed(f"the rest of the answer did not come within {gap_timeout:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            return _unreachable(error)
+            return _unreachable(error, gap_timeout)
         finally:
             response.release()
 
@@ -167,10 +165,8 @@ class Upstream:
                     return await _read(response)
                 finally:
                     response.release()
-        except TimeoutError:
-            return Failed(f"no answer within {timeout:g} s")
         except (aiohttp.ClientError, OSError) as error:
-            return _unreachable(error)
+            return _unreachable(error, timeout)
 
     async def _send(
         self, method: str, to: Server, path: str, body: bytes | None, request_id: str
@@ -178,7 +174,7 @@ class Upstream:
         if self._session is None:
             raise RuntimeError("Upstream is used before it was entered")
         headers = {**to.headers, "X-Request-Id": request_id} if request_id else to.headers
-        return await self._session.request(method, to.url + path, data=body, headers=headers)
+        return await self._session.request(method, to.url + path, data=body, headers=headers, allow_redirects=False)
 
 
 async def _read(response: aiohttp.ClientResponse) -> Answer | Refused | Failed:
@@ -188,8 +184,17 @@ async def _read(response: aiohttp.ClientResponse) -> Answer | Refused | Failed:
         return Answer(response.status, content_type, body)
     if 400 <= response.status < 500:
         return Refused(response.status, content_type, body)
-    return Failed(f"status {response.status}: {body[:300].decode(errors='replace')}", response.status)
+    # Not the body: it may quote the prompt.
+    return Failed(f"status {response.status}", response.status)
 
 
-def _unreachable(error: BaseException) -> Failed:
-    return Failed(f"{type(error).__name__}: {error}")
+def _unreachable(error: BaseException, timeout: float) -> Failed:
+    """Not the error's own text where it could quote what was sent or answered."""
+    match error:
+        case aiohttp.ConnectionTimeoutError():
+            return Failed("no connection in time", sent=False)
+        case aiohttp.ClientConnectorError():
+            return Failed(f"no connection: {error.os_error.strerror or error.os_error}", sent=False)
+        case TimeoutError():
+            return Failed(f"no answer within {timeout:g} s")
+    return Failed(f"the connection broke: {type(error).__name__}")

@@ -40,6 +40,7 @@ class Reason(StrEnum):
     OTHER_TOKENS = "other_tokens"
     PAST_DEADLINE = "past_deadline"
     WORKER_GONE = "worker_gone"
+    WORKER_DOWN = "worker_down"
     WORKER_RESTARTED = "worker_restarted"
     ROLE_DOWN = "role_down"
     BELOW_THRESHOLD = "below_threshold"
@@ -51,13 +52,14 @@ class Reason(StrEnum):
     SEVERAL_PROMPTS = "several_prompts"
     PROMPT_LOGPROBS = "prompt_logprobs"
     ECHO = "echo"
-    UNREADABLE = "unreadable"
+    TRUNCATION = "truncation"
     STORE_UNAVAILABLE = "store_unavailable"
     PREFILL_ERROR = "prefill_error"
     PREFILL_UNREACHABLE = "prefill_unreachable"
     PREFILL_OTHER_TOKENS = "prefill_other_tokens"
     PREFILL_WITHOUT_PARAMS = "prefill_without_params"
     DECODE_ERROR = "decode_error"
+    DECODE_OTHER_TOKENS = "decode_other_tokens"
     WORKER_ERROR = "worker_error"
 
 
@@ -100,6 +102,8 @@ def holder_state(record: Record, holder: Worker | None, now: float) -> NoReuse |
         return NoReuse(Outcome.STALE, Reason.WORKER_GONE)
     if holder.generation != record.generation:
         return NoReuse(Outcome.STALE, Reason.WORKER_RESTARTED)
+    if holder.health.down:
+        return NoReuse(Outcome.STALE, Reason.WORKER_DOWN)
     return None
 
 

@@ -1,6 +1,6 @@
 """Which worker: filter, score, pick. Every rule is one function over plain values; policies put them together."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Container, Iterable, Sequence
 from dataclasses import dataclass
 from random import Random
 from typing import Literal
@@ -164,3 +164,8 @@ def longest_unused(worker: Worker) -> float:
 def at_random(chance: Random) -> Score:
     """Prefers anybody."""
     return lambda _: chance.random()
+
+
+def best_first(workers: Iterable[Worker], failed: Container[str]) -> list[Worker]:
+    """All of them, in the order in which to ask them one after the other: last those known to have failed, or down."""
+    return sorted(workers, key=lambda worker: (worker.name in failed, not worker.up, worker.in_flight_tokens))

@@ -60,6 +60,19 @@ NEUTRAL_MEMBERS = frozenset(PREFILL_RULES) - {"echo", "structural_tag"} | {
 """Members known to have no part in the prompt: what ``/tokenize`` need not be told."""
 
 
+_OFF = tuple(msgspec.Raw(value) for value in (b"null", b"false", b"[]", b'""'))
+
+
+def is_off(members: Members, name: str, *also: bytes) -> bool:
+    """Whether a member is not there, or says no in the plainest way, or is one of ``also``.
+
+    The engine takes ``1``, ``"true"`` and ``"2"`` for what they look like. What decides whether reuse is right
+    is on unless it is surely off.
+    """
+    value = members.get(name)
+    return value is None or value in _OFF or bytes(value) in also
+
+
 @dataclass(frozen=True)
 class ClientRequest:
     """A request as the client sent it, without its private members."""
@@ -67,8 +80,12 @@ class ClientRequest:
     members: Members
     model: str
     cache_salt: str
+    streams: bool
+    """Whether the client asked for a stream."""
     wants_token_ids: bool
     """Whether the client itself asked for ``return_token_ids``."""
+    max_tokens: int | None
+    """How long the answer may be; None if the client does not say."""
     stops_on_text: bool
     """Whether it names stop strings: an answer that ends with one is not retained by the engine."""
 
@@ -88,13 +105,14 @@ class Dialect(ABC):
         """The request that a client's body is. Raises ``ApiError`` (400) if it is none."""
         self.check(members)
         kept = {name: value for name, value in members.items() if name not in PRIVATE_MEMBERS}
-        stop = read(kept, "stop", str | list[str])  # type: ignore[arg-type]
         return ClientRequest(
             members=kept,
             model=read(kept, "model", str) or "",
             cache_salt=read(kept, "cache_salt", str) or "",
-            wants_token_ids=bool(read(kept, "return_token_ids", bool)),
-            stops_on_text=bool(stop),
+            wants_token_ids=not is_off(kept, "return_token_ids"),
+            streams=not is_off(kept, "stream"),
+            max_tokens=read(kept, "max_completion_tokens", int) or read(kept, "max_tokens", int),
+            stops_on_text=not is_off(kept, "stop"),
         )
 
     @abstractmethod
@@ -112,6 +130,13 @@ class Dialect(ABC):
     @abstractmethod
     def opaque(self, request: ClientRequest) -> Reason | None:
         """Why the prompt is more than its token ids, so that nothing may be reused; None if it is not."""
+
+    def wants_ids_first(self, request: ClientRequest) -> bool:
+        """Whether prefill should be told the ids on a first turn already.
+
+        Some models' prompts show ``response_format``. With the ids, prefill needs neither it nor its grammar.
+        """
+        return "response_format" in request.members
 
     @abstractmethod
     def given_ids(self, request: ClientRequest) -> list[int] | None:
@@ -133,23 +158,24 @@ class Dialect(ABC):
     def without_history(self, members: Members) -> Members:
         """``members`` of a leg that has its ids: nothing of the prompt needs to be sent again."""
 
-    def prefill_leg(self, request: ClientRequest, params: Members, ids: msgspec.Raw | None) -> bytes:
-        """The body that makes a worker compute the prompt and keep its blocks for decode.
+    def one_token_leg(
+        self, request: ClientRequest, params: Members, ids: msgspec.Raw | None, *, tell_ids: bool
+    ) -> bytes:
+        """The body that makes a worker take in the prompt and answer with one token.
 
-        Without ``ids`` the worker is asked to tell them.
+        ``ids`` are the prompt's token ids, for a worker that takes them; ``tell_ids`` asks to be told them.
         """
         members: Members = {"max_tokens": raw(1)}
         for name, value in request.members.items():
             match PREFILL_RULES.get(name):
-                case None if name != "max_tokens":
+                case None if name not in ("max_tokens", "return_token_ids"):
                     members[name] = value
                 case Rule.ONE:
                     members[name] = raw(1)
         members["stream"] = raw(False)
-        if ids is None:
+        if tell_ids:
             members["return_token_ids"] = raw(True)
-        else:
-            members.pop("return_token_ids", None)
+        if ids is not None:
             members, params = self.with_ids(self.without_history(members), ids, params)
         return dump(members | {"kv_transfer_params": msgspec.Raw(dump(params))})
 
@@ -169,3 +195,15 @@ class Dialect(ABC):
         if ids is not None:
             members, params = self.with_ids(members, ids, params)
         return dump(members | {"kv_transfer_params": msgspec.Raw(dump(params))})
+
+
+def served_alone(members: Members) -> Reason | None:
+    """Why a request of any API must be served by decode alone; None if its legs can be split."""
+    if not (is_off(members, "n", b"1") and is_off(members, "best_of", b"1") and is_off(members, "use_beam_search")):
+        return Reason.SEVERAL_ANSWERS
+    if not is_off(members, "prompt_logprobs"):
+        return Reason.PROMPT_LOGPROBS
+    if not is_off(members, "truncate_prompt_tokens") and (read(members, "truncate_prompt_tokens", int) or -1) < 0:
+        # -1 means what the answer's length leaves over, and the two legs ask for answers of different lengths.
+        return Reason.TRUNCATION
+    return None

@@ -3,7 +3,7 @@
 import msgspec
 
 from proxy.body import dump, raw, read
-from proxy.dialects.base import NEUTRAL_MEMBERS, ClientRequest, Dialect
+from proxy.dialects.base import NEUTRAL_MEMBERS, ClientRequest, Dialect, is_off, served_alone
 from proxy.errors import bad_request
 from router.kv_params import Members
 from router.reuse import Reason
@@ -54,11 +54,11 @@ class ChatCompletions(Dialect):
 
     def alone(self, request: ClientRequest) -> Reason | None:
         """See ``Dialect.alone``."""
-        return several_answers(request) or prompt_logprobs(request)
+        return served_alone(request.members)
 
     def opaque(self, request: ClientRequest) -> Reason | None:
         """Media: equal placeholder ids do not mean equal content. ``echo`` makes the engine ignore given ids."""
-        if read(request.members, "echo", bool):
+        if not is_off(request.members, "echo"):
             return Reason.ECHO
         messages = read(request.members, "messages", list[_Message])
         if messages is None:
@@ -77,7 +77,7 @@ class ChatCompletions(Dialect):
         members = request.members
         if not members.keys() <= _TOKENIZE_MEMBERS | NEUTRAL_MEMBERS | {"tool_choice"}:
             return None
-        if read(members, "tool_choice", str) not in (None, "auto"):
+        if not is_off(members, "tool_choice", b'"auto"'):
             return None
         return dump({name: value for name, value in members.items() if name in _TOKENIZE_MEMBERS})
 
@@ -94,19 +94,6 @@ class ChatCompletions(Dialect):
         """Only towards a worker that was seen to take the ids: another would answer the mutilated prompt."""
         kept = {name: value for name, value in members.items() if name not in _IN_THE_PROMPT}
         return kept | {"messages": _ANY_MESSAGE}
-
-
-def several_answers(request: ClientRequest) -> Reason | None:
-    """Whether more than one answer is asked for."""
-    members = request.members
-    if (read(members, "n", int) or 1) > 1 or (read(members, "best_of", int) or 1) > 1:
-        return Reason.SEVERAL_ANSWERS
-    return Reason.SEVERAL_ANSWERS if read(members, "use_beam_search", bool) else None
-
-
-def prompt_logprobs(request: ClientRequest) -> Reason | None:
-    """Whether log-probabilities of the prompt's own tokens are asked for."""
-    return None if read(request.members, "prompt_logprobs", int) is None else Reason.PROMPT_LOGPROBS
 
 
 def _is_text(part: str | _Part) -> bool:

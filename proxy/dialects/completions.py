@@ -3,8 +3,7 @@
 import msgspec
 
 from proxy.body import dump, read
-from proxy.dialects.base import NEUTRAL_MEMBERS, ClientRequest, Dialect
-from proxy.dialects.chat import prompt_logprobs, several_answers
+from proxy.dialects.base import NEUTRAL_MEMBERS, ClientRequest, Dialect, is_off, served_alone
 from proxy.errors import bad_request
 from router.kv_params import Members
 from router.reuse import Reason
@@ -13,6 +12,9 @@ from router.reuse import Reason
 class _Rendered(msgspec.Struct):
     token_ids: list[int]
 
+
+_CUTS_THE_PROMPT = ("truncate_prompt_tokens", "truncation_side")
+"""The ids are those of the prompt as it was cut."""
 
 _TOKENIZE_MEMBERS = frozenset({"model", "prompt", "add_special_tokens"})
 
@@ -33,10 +35,10 @@ class Completions(Dialect):
         members = request.members
         if _one_prompt(members) is None and "prompt_embeds" not in members:
             return Reason.SEVERAL_PROMPTS
-        if read(members, "echo", bool):
+        if not is_off(members, "echo"):
             # Echoed text comes with log-probabilities of the prompt, or with max_tokens 0.
             return Reason.ECHO
-        return several_answers(request) or prompt_logprobs(request)
+        return served_alone(members)
 
     def opaque(self, request: ClientRequest) -> Reason | None:
         """A prompt given as embeddings, in part or in whole, is not told by ids."""
@@ -63,7 +65,8 @@ class Completions(Dialect):
 
     def with_ids(self, members: Members, ids: msgspec.Raw, params: Members) -> tuple[Members, Members]:
         """As the prompt itself, which every version takes; none looks for them in ``kv_transfer_params``."""
-        return members | {"prompt": ids}, params
+        kept = {name: value for name, value in members.items() if name not in _CUTS_THE_PROMPT}
+        return kept | {"prompt": ids}, params
 
     def without_history(self, members: Members) -> Members:
         """The prompt is replaced by the ids anyway."""

@@ -81,11 +81,14 @@ class Response:
         headers = [
             (b"content-type", content_type.encode("latin-1")),
             (b"x-request-id", self._request_id.encode("latin-1")),
-            (b"x-turnback-reuse", report.outcome.encode()),
-            (b"x-turnback-reason", report.reason.encode()),
-            (b"x-turnback-reused-tokens", str(report.reused_tokens).encode()),
             *extra,
         ]
+        if report.outcome is not None and report.reason is not None:
+            headers += [
+                (b"x-turnback-reuse", report.outcome.encode()),
+                (b"x-turnback-reason", report.reason.encode()),
+                (b"x-turnback-reused-tokens", str(report.reused_tokens).encode()),
+            ]
         self.begun = True
         await self._send({"type": "http.response.start", "status": status, "headers": headers})
 
@@ -171,11 +174,11 @@ class ApiEndpoint:
         endpoint, outcome = self._dialect.name, report.outcome
         first = None if report.first_part is None else report.first_part - report.started
         # Not those that no worker was asked about: bad requests, and what is refused for load or at the end.
-        if report.status < 400 or report.decode or (report.status >= 500 and not self._drain.began):
+        if outcome is not None:
             self._metrics.turns.labels(endpoint, outcome, report.reason).inc()
             self._metrics.turn_seconds.labels(endpoint, outcome).observe(now - report.started)
-        if first is not None:
-            self._metrics.ttft.labels(endpoint, outcome).observe(first)
+            if first is not None:
+                self._metrics.ttft.labels(endpoint, outcome).observe(first)
         if report.prompt_tokens is not None:
             self._metrics.prompt_tokens.labels("reused").inc(report.reused_tokens)
             self._metrics.prompt_tokens.labels("computed").inc(report.prompt_tokens - report.reused_tokens)

@@ -113,6 +113,7 @@ def make_house() -> MakeHouse:
                     "probe_interval": 0.05,
                     "kv_recompute_threshold": 16,
                     "log_level": "warning",
+                    "abandon_grace": 0.2,
                     **settings,
                 }
             )

@@ -112,6 +112,16 @@ async def test_the_prefill_leg_follows_its_rules(house: House) -> None:
     assert not leg.keys() & dropped
 
 
+async def test_a_format_that_the_prompt_may_show_stays_where_prefill_makes_the_prompt_itself(
+    make_house: MakeHouse,
+) -> None:
+    """Prefill and decode must work on the same prompt; decode is told the format in any case."""
+    async with make_house(engines={"offers_render": False, "offers_tokenize": False}) as house:
+        await house.proxy.post(CHAT, chat([user(OPENING)], response_format={"type": "json_object"}))
+        sent = [r.json for e in house.engines for r in e.requests if r.path == CHAT]
+        assert [body["response_format"] for body in sent] == [{"type": "json_object"}] * 2
+
+
 async def test_each_leg_has_a_request_id_of_its_own_and_the_clients_is_echoed(house: House) -> None:
     response = await house.proxy.post(CHAT, chat([user(OPENING)]), x_request_id="mine-1", x_conversation_id="c")
     assert response.headers["x-request-id"] == "mine-1"

@@ -67,7 +67,7 @@ async def test_a_stream_that_hangs_ends_after_the_gap_timeout(make_house: MakeHo
     async with make_house(gap_timeout=0.5) as house:
         house.decode.hang_next("mid_stream", events=4, when=lambda r: r.is_decode)
         response = await house.proxy.post(CHAT, chat([user(OPENING)], stream=True))
-        assert "decode sent nothing for 0.5 s" in response.text
+        assert "the worker sent nothing for 0.5 s" in response.text
         assert "[DONE]" not in response.text
 
 

@@ -31,7 +31,7 @@ def request(dialect: Dialect, **members: Any) -> Any:
 
 
 def prefill(dialect: Dialect, ids: msgspec.Raw | None = None, **members: Any) -> Any:
-    return json.loads(dialect.prefill_leg(request(dialect, **members), PARAMS, ids))
+    return json.loads(dialect.one_token_leg(request(dialect, **members), PARAMS, ids, tell_ids=ids is None))
 
 
 def decode(dialect: Dialect, *, ids: msgspec.Raw | None = None, tell_ids: bool = False, **members: Any) -> Any:
@@ -192,8 +192,8 @@ def test_numbers_and_unknown_members_keep_their_bytes_on_both_legs(dialect: Dial
     exact = b'"temperature":0.70,"new":{"a" : 12345678901234567890123, "b":"\\u00e4", "c":1e400}'
     data = json.dumps(NEEDED[dialect.name]).encode()[:-1] + b"," + exact + b"}"
     sent = dialect.read(parse(data))
-    assert exact in dialect.prefill_leg(sent, PARAMS, None)
-    assert exact in dialect.prefill_leg(sent, PARAMS, IDS)
+    assert exact in dialect.one_token_leg(sent, PARAMS, None, tell_ids=True)
+    assert exact in dialect.one_token_leg(sent, PARAMS, IDS, tell_ids=False)
     assert exact in dialect.decode_leg(sent, PARAMS, IDS, tell_ids=True)
 
 
@@ -201,7 +201,7 @@ def test_numbers_and_unknown_members_keep_their_bytes_on_both_legs(dialect: Dial
 def test_clients_disguised_parameters_reach_no_engine(dialect: Dialect) -> None:
     data = json.dumps(NEEDED[dialect.name]).encode()[:-1] + b',"kv_transfer_p\\u0061rams":{"remote_host":"evil"}}'
     sent = dialect.read(parse(data))
-    assert b"evil" not in dialect.prefill_leg(sent, PARAMS, None)
+    assert b"evil" not in dialect.one_token_leg(sent, PARAMS, None, tell_ids=True)
     assert b"evil" not in dialect.decode_leg(sent, PARAMS, None, tell_ids=False)
     assert b"evil" not in dialect.decode_leg(sent, None, None, tell_ids=False)
 

@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from proxy.background import Background
 from proxy.harvest import Harvest
-from proxy.relay import relayed
+from proxy.relay import Relay
 from proxy.sse import events
 from proxy.upstream import BrokenOff, Stream
 from tests.unit.test_harvest import CHAT_STREAM, PARAMS, TEXT_STREAM, chat_chunk, without
@@ -42,7 +43,7 @@ async def cut(parts: Iterable[bytes]) -> list[bytes]:
     return [event async for event in events(stream(parts).parts())]
 
 
-async def relay(
+async def relayed(
     parts: Iterable[bytes], broken: str | None = None, *, wants: bool = False
 ) -> tuple[list[bytes], Harvest, list[int]]:
     """What the client got, what was learned, and after how many events it was remembered."""
@@ -53,7 +54,8 @@ async def relay(
     async def finish() -> None:
         remembered.append(len(got))
 
-    async for event in relayed([], events(stream(parts, broken).parts()), harvest, finish):
+    relay = Relay([], events(stream(parts, broken).parts()), harvest, finish, Background())
+    async for event in relay.parts():
         # One by one, since ``finish`` looks at how many there were.
         got.append(event)  # noqa: PERF401
     return got, harvest, remembered
@@ -89,7 +91,7 @@ async def test_event_of_a_megabyte_in_small_reads_is_one_event() -> None:
 
 async def test_nothing_private_reaches_the_client_and_nothing_else_is_missing() -> None:
     for chunks in (CHAT_STREAM, TEXT_STREAM):
-        got, harvest, _ = await relay([*framed(chunks), DONE])
+        got, harvest, _ = await relayed([*framed(chunks), DONE])
         expected = [
             without(json.loads(chunk), "kv_transfer_params", "token_ids", "prompt_token_ids")
             for chunk in chunks
@@ -104,12 +106,12 @@ async def test_nothing_private_reaches_the_client_and_nothing_else_is_missing() 
 
 async def test_events_without_anything_private_are_the_very_same_bytes() -> None:
     wire = [b'data: {"id":"c", "choices": [] ,"x":0.70}\n\n', b": ping\n\n", b"retry: 5\n\n", b"data:{}\n\n", DONE]
-    got, _, _ = await relay(wire)
+    got, _, _ = await relayed(wire)
     assert got == wire
 
 
 async def test_comment_before_the_data_does_not_let_private_members_through() -> None:
-    got, harvest, remembered = await relay([b": ping\n" + framed([CHAT_STREAM[4]])[0], b": ping\n" + DONE])
+    got, harvest, remembered = await relayed([b": ping\n" + framed([CHAT_STREAM[4]])[0], b": ping\n" + DONE])
     assert b"remote_block_ids" not in b"".join(got)
     assert b"token_ids" not in b"".join(got)
     assert harvest.params is not None
@@ -118,7 +120,7 @@ async def test_comment_before_the_data_does_not_let_private_members_through() ->
 
 async def test_entry_is_remembered_before_the_client_is_told_that_the_answer_is_complete() -> None:
     """A client that goes on at once must find it."""
-    got, _, remembered = await relay([*framed(CHAT_STREAM), DONE])
+    got, _, remembered = await relayed([*framed(CHAT_STREAM), DONE])
     assert remembered == [len(got) - 1]
 
 
@@ -129,7 +131,7 @@ async def test_entry_is_remembered_before_the_client_is_told_that_the_answer_is_
 async def test_stream_that_was_cut_ends_with_an_error_and_never_as_if_complete(
     parts: list[bytes], broken: str | None
 ) -> None:
-    got, harvest, remembered = await relay(parts, broken)
+    got, harvest, remembered = await relayed(parts, broken)
     last = json.loads(got[-1].removeprefix(b"data: "))
     assert last["error"]["code"] == 502
     assert got[-1].endswith(b"\n\n")
@@ -142,7 +144,7 @@ async def test_stream_that_was_cut_ends_with_an_error_and_never_as_if_complete(
 
 async def test_half_an_event_before_the_cut_does_not_spoil_the_error() -> None:
     """The client's parser must see the error as an event of its own."""
-    got, _, _ = await relay([framed(CHAT_STREAM)[1], b'data: {"id":"c","choi'])
+    got, _, _ = await relayed([framed(CHAT_STREAM)[1], b'data: {"id":"c","choi'])
     events_seen = [event for event in b"".join(got).split(b"\n\n") if event]
     assert json.loads(events_seen[-1].removeprefix(b"data: "))["error"]["code"] == 502
 
@@ -151,7 +153,7 @@ async def test_error_of_the_engine_is_passed_on_and_nothing_is_remembered_as_goo
     error = (
         b'data: {"error":{"message":"Internal server error","type":"InternalServerError","param":null,"code":500}}\n\n'
     )
-    got, harvest, _ = await relay([framed(CHAT_STREAM)[0], error, DONE])
+    got, harvest, _ = await relayed([framed(CHAT_STREAM)[0], error, DONE])
     assert got[1:] == [error, DONE]
     assert harvest.failed
 
@@ -163,6 +165,7 @@ async def test_what_was_read_ahead_comes_first_and_is_cleaned_too() -> None:
     async def finish() -> None:
         return None
 
-    got = [event async for event in relayed(wire[:2], events(stream(wire[2:]).parts()), harvest, finish)]
-    assert got == (await relay(wire))[0]
+    relay = Relay(wire[:2], events(stream(wire[2:]).parts()), harvest, finish, Background())
+    got = [event async for event in relay.parts()]
+    assert got == (await relayed(wire))[0]
     assert harvest.tokens == [1, 2, 3, 10, 11, 12, 13, 2]

@@ -1,0 +1,149 @@
+"""Keeps retained blocks from making running requests wait."""
+
+import asyncio
+from collections.abc import Iterable
+
+import structlog
+
+from metadata_store import Holding, Record
+from proxy.call import Clock
+from proxy.ledger import Ledger
+from proxy.memory import Memory
+from proxy.pool import Pool
+from proxy.release import Releaser, Why
+from proxy.settings import Settings
+from proxy.telemetry import Metrics
+from proxy.upstream import Answer, Upstream
+from proxy.vitals import vitals
+from router.room import Cache, idle, over_budget, over_share, retained_blocks, to_free
+from router.workers import Role, Worker
+
+log = structlog.get_logger()
+
+_QUIET_SHARE = 0.5
+"""Below so much use of a cache nobody needs to ask the worker how full it is right now."""
+
+_PATIENCE = 5.0
+"""Seconds that a turn waits at most for others' blocks to be released."""
+
+
+class Room:
+    """Releases entries: before a turn that needs their blocks, and in the background."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        pool: Pool,
+        upstream: Upstream,
+        memory: Memory,
+        ledger: Ledger,
+        releaser: Releaser,
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        self._settings = settings
+        self._pool = pool
+        self._upstream = upstream
+        self._memory = memory
+        self._ledger = ledger
+        self._releaser = releaser
+        self._metrics = metrics
+        self._clock = clock
+        self._watching: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        """Begin to watch."""
+        self._watching = asyncio.create_task(self._watch())
+
+    async def stop(self) -> None:
+        """Stop watching."""
+        if self._watching is not None:
+            self._watching.cancel()
+            await asyncio.gather(self._watching, return_exceptions=True)
+
+    async def make(self, worker: Worker, prompt_tokens: int | None, max_tokens: int | None) -> None:
+        """Release so many of the oldest entries on ``worker`` that a request of this size fits.
+
+        Returns when they are released, or after a few seconds; at once where there is room, or where the
+        worker or the request do not tell their size.
+        """
+        cache = _cache(worker)
+        if cache is None or prompt_tokens is None:
+            return
+        entries = self._ledger.on(worker.name, worker.generation)
+        needed = cache.needed(prompt_tokens, max_tokens)
+        ours = retained_blocks(entries) + -(-worker.in_flight_tokens // cache.block_size)
+        if not entries or ours + needed <= cache.blocks * _QUIET_SHARE:
+            return
+        used = max(ours, await self._reported(worker, cache))
+        chosen = to_free(entries, used + needed - cache.blocks)
+        if chosen:
+            releases = await self._release(chosen, Why.PRESSURE)
+            await asyncio.wait(releases, timeout=_PATIENCE) if releases else None
+            log.info(
+                "retained blocks were released to make room for a turn",
+                worker=worker.name,
+                entries=len(chosen),
+                blocks_needed=needed,
+                blocks_in_use=used,
+                blocks=cache.blocks,
+            )
+
+    async def _reported(self, worker: Worker, cache: Cache) -> int:
+        """Blocks in use, as the worker tells right now; 0 if it does not."""
+        answer = await self._upstream.get(worker, "/metrics", self._settings.probe_timeout)
+        if not isinstance(answer, Answer):
+            return 0
+        usage = vitals(answer.body.decode(errors="replace")).kv_usage
+        return 0 if usage is None else round(usage * cache.blocks)
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                await self.tidy()
+            except Exception:
+                log.exception("looking after retained blocks failed; tried again")
+            await asyncio.sleep(self._settings.retained_watch_interval)
+
+    async def tidy(self) -> None:
+        """One look at everything that is retained: what is idle, or more than may be, is released."""
+        await self._ledger.look(self._memory.scan())
+        for worker in self._pool.all(Role.DECODE):
+            entries = self._ledger.on(worker.name, worker.generation)
+            chosen = {
+                Why.IDLE: idle(entries, self._clock(), self._settings.idle_release)
+                if self._settings.idle_release is not None
+                else [],
+                Why.BUDGET: over_budget(entries, self._settings.retained_tokens_budget)
+                if self._settings.retained_tokens_budget is not None
+                else [],
+                Why.PRESSURE: over_share(entries, cache, self._settings.retained_share)
+                if (cache := _cache(worker)) is not None
+                else [],
+            }
+            for why, keys in chosen.items():
+                await self._release(keys, why)
+            self._count(worker, self._ledger.on(worker.name, worker.generation))
+
+    async def _release(self, keys: Iterable[str], why: Why) -> list[asyncio.Task[None]]:
+        """Take the entries, so that no turn can use them any more, and have their blocks freed."""
+        under_way = []
+        for key in keys:
+            record = await self._memory.take(key)
+            if isinstance(record, Record) and (task := self._releaser.release_record(record, why)) is not None:
+                under_way.append(task)
+        return under_way
+
+    def _count(self, worker: Worker, entries: dict[str, Holding]) -> None:
+        self._metrics.retained_entries.labels(worker.name).set(len(entries))
+        self._metrics.retained_tokens.labels(worker.name).set(sum(holding.tokens for holding in entries.values()))
+        cache = _cache(worker)
+        if cache is not None:
+            self._metrics.retained_share.labels(worker.name).set(retained_blocks(entries) / cache.blocks)
+
+
+def _cache(worker: Worker) -> Cache | None:
+    found = worker.capabilities
+    if found is None or not found.num_blocks or not found.block_size:
+        return None
+    return Cache(found.num_blocks, found.block_size)
