@@ -111,14 +111,14 @@ def _serve(settings: Settings, kind: type[DrainingServer], listening: list[socke
     # Not imported at the top: prometheus-client looks for its folder when it is imported.
     from proxy.app import create_app
 
-    _allow_many_files()
+    allow_many_files()
     drain = Drain()
     server = kind(uvicorn_config(settings, create_app(settings, drain=drain)), drain, settings.drain_timeout)
     server.run(listening)
     return 0 if server.started else 1
 
 
-def _allow_many_files() -> None:
+def allow_many_files() -> None:
     """A running stream takes two connections, and the usual limit of 1,024 files is soft: raise it to the hard one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     # Some systems tell a hard limit that they do not grant.
