@@ -3,14 +3,13 @@
 import time
 from collections.abc import Callable
 
+from metadata_store import connections
 from metadata_store.base import Absent, Store, StoreError, UnreadableEntry
 from metadata_store.memory import MemoryStore
 from metadata_store.record import Holding, Record
 from metadata_store.redis import RedisStore
 
 __all__ = ["Absent", "Holding", "Record", "Store", "StoreError", "UnreadableEntry", "open_store"]
-
-REDIS_SCHEMES = ("redis://", "rediss://", "unix://")
 
 
 def open_store(url: str, timeout: float, clock: Callable[[], float] = time.time) -> Store:
@@ -20,6 +19,8 @@ def open_store(url: str, timeout: float, clock: Callable[[], float] = time.time)
     """
     if url == "memory://":
         return MemoryStore(clock)
-    if url.startswith(REDIS_SCHEMES):
+    if url.startswith(connections.SCHEMES):
         return RedisStore(url, timeout, clock)
-    raise ValueError(f"{url!r} is neither memory:// nor a Redis URL ({', '.join(REDIS_SCHEMES)})")
+    # Not quoted in full: it may have a password in it.
+    scheme = f"{url.partition('://')[0]}://" if "://" in url else repr(url)
+    raise ValueError(f"{scheme} is neither memory:// nor a Redis URL ({', '.join(connections.SCHEMES)})")

@@ -3,19 +3,42 @@
 Per conversation two keys, tied to one cluster slot: the entry, which Redis drops at the deadline, and
 a note of what the entry holds and until when. The note outlives the entry, so that "expired" can be told
 from "never there"; and it is short, so that all notes can be looked through every few seconds.
+
+**What was taken never comes back.** Redis can fall back to an older state: it restarts from a snapshot or a log
+that lacks the last second, or a replica that missed a removal becomes master. So entry and note are stamped
+with the *life* in which they were written, and are not there in any other. A life is the replication history,
+``master_replid`` of ``INFO replication``:
+
+- A server draws a new one when it starts as a master and whenever it becomes master. So each life has one server,
+  the one that drew it, and is over for good once that server ends or becomes a replica: what a master loads
+  from disk, or copies from its own replica before it is master again, bears the stamp of a life that is over.
+  (``run_id`` would not do: it is still the same when a master was demoted, copied an older state from its
+  replica and was promoted again.)
+- A replica shows its master's life; it is refused for its role, even if it was made writable.
+- Within a life the server's state has one line of changes, and GETDEL ends an entry in it.
+
+A script asks for the life and reads or writes in one step, so the life is that of the server that does the work,
+at that moment: connections, fail-overs with two masters at once, and a cluster's nodes, of which each has
+its own life and a redirected call is done as a whole elsewhere, need no book-keeping. A new life costs the
+entries of the one before: those turns are served plain. So does moving a cluster's slots, and, in Redis, the coming
+of the first replica. What makes two servers of one life is not seen: copying a running machine, or a key by hand.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from redis.asyncio import Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
-from redis.exceptions import RedisError
+from redis.exceptions import (
+    MasterDownError,
+    NoPermissionError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+)
 
+from metadata_store import connections
 from metadata_store.base import TOMBSTONE_SECONDS, Absent, StoreError, UnreadableEntry
 from metadata_store.record import (
     Holding,
@@ -32,85 +55,90 @@ _NOTE = ":note"
 _AT_ONCE = 200
 """Keys looked at in one round trip."""
 
+_LIFE = """
+local info = redis.pcall('INFO', 'replication')
+if type(info) ~= 'string' then
+    return redis.error_reply('NOPERM INFO is not allowed: ' .. (type(info) == 'table' and info.err or 'no answer'))
+end
+if not string.find(info, 'role:master', 1, true) then
+    return redis.error_reply('READONLY this server is a replica')
+end
+local life = string.match(info, 'master_replid:(%w+)')
+if not life then
+    return redis.error_reply('NOPERM INFO does not tell master_replid')
+end
+"""
+_REMOVE = f"{_LIFE} return {{life, redis.call('GETDEL', KEYS[1]), redis.call('GETDEL', KEYS[2])}}"
+_PUT = f"""{_LIFE}
+local before = redis.call('SET', KEYS[1], life .. ' ' .. ARGV[1], 'PX', ARGV[2], 'GET')
+redis.call('SET', KEYS[2], life .. ' ' .. ARGV[3], 'PX', ARGV[4])
+return {{life, before}}
+"""
+_RESTORE = f"""{_LIFE}
+local there = redis.call('GET', KEYS[1])
+local stamp = there and string.match(there, '^(%w+) ')
+if there and (not stamp or stamp == life) then
+    return 0
+end
+redis.call('SET', KEYS[1], life .. ' ' .. ARGV[1], 'PX', ARGV[2])
+redis.call('SET', KEYS[2], life .. ' ' .. ARGV[3], 'PX', ARGV[4])
+return 1
+"""
+_TELL = f"{_LIFE} return life"
+
+_ALLOWED = f"~{_PREFIX}* +eval +info +get +set +getdel +scan, in a cluster also +cluster|slots +command"
+"""As ACL SETUSER takes it."""
+_NOT_ALLOWED = ("can't run this command", "can't access at least one of the keys", "ACL failure")
+
 _Answer = TypeVar("_Answer")
 
 
 class RedisStore:
-    """Entries in a Redis server (6.2 or newer)."""
+    """Entries in a Redis server (6.2 or newer), the master of a service, or a cluster."""
 
     def __init__(self, url: str, timeout: float, clock: Callable[[], float] = time.time) -> None:
-        """``url`` as redis-py takes it; ``timeout`` in seconds bounds every call.
+        """``url`` as ``connections`` has it; ``timeout`` in seconds bounds every call.
 
         Raises ``ValueError`` for a URL that is none.
         """
         self._timeout = timeout
         self._clock = clock
-        self._redis = Redis.from_url(
-            url,
-            socket_timeout=timeout,
-            socket_connect_timeout=timeout,
-            health_check_interval=30,
-            # A command whose answer was lost may have been done: a ``put`` sent again would displace itself,
-            # and the caller release what it has just stored.
-            retry=Retry(NoBackoff(), 0),
-        )
-        _check_options(self._redis)
+        self._redis = connections.client_for(url, timeout)
 
     async def open(self) -> None:
         """Nothing to make ready: connections are made when needed, since the server may come later."""
 
     async def close(self) -> None:
         """Close all connections."""
-        await self._redis.aclose()
+        await connections.close(self._redis)
 
     async def take(self, key: str) -> Record | Absent:
-        """See ``Store.take``: GETDEL is atomic."""
-        entry, note = await self._remove(key)
-        if entry is not None:
-            return _decoded(entry)
-        if note is not None and _noted(note).deadline <= self._clock():
-            return Absent.EXPIRED
-        return Absent.NOTHING
+        """See ``Store.take``: the script is atomic."""
+        life, entry, note = await self._run(_REMOVE, key)
+        if (record := self._alive(entry, life)) is not None:
+            return record
+        holding = _noted(note, life)
+        return Absent.EXPIRED if holding is not None and holding.deadline <= self._clock() else Absent.NOTHING
 
     async def put(self, key: str, record: Record) -> Record | None:
         """See ``Store.put``."""
-        left, entry_key, note_key = self._places(key, record)
-        note = encode_holding(Holding.of(record))
-
-        async def ask() -> bytes | None:
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.set(entry_key, encode(record), px=left, get=True)
-                pipe.set(note_key, note, px=left + _milliseconds(TOMBSTONE_SECONDS))
-                before, _ = await pipe.execute()
-                return before  # type: ignore[no-any-return]
-
-        displaced = await self._bounded(ask)
-        return None if displaced is None else _decoded(displaced)
+        life, displaced = await self._run(_PUT, key, *self._written(record))
+        return self._alive(displaced, life)
 
     async def restore(self, key: str, record: Record) -> bool:
-        """See ``Store.restore``."""
+        """See ``Store.restore``. Whoever took an entry has the only one: it may go back into a later life."""
         if record.deadline <= self._clock():
             return False
-        left, entry_key, note_key = self._places(key, record)
-        note = encode_holding(Holding.of(record))
-
-        async def ask() -> bool:
-            async with self._redis.pipeline(transaction=False) as pipe:
-                # Not NX together with GET, which Redis knows from 7.0 on only.
-                pipe.set(entry_key, encode(record), px=left, nx=True)
-                pipe.set(note_key, note, px=left + _milliseconds(TOMBSTONE_SECONDS), nx=True)
-                done, _ = await pipe.execute()
-                return bool(done)
-
-        return await self._bounded(ask)
+        return bool(await self._run(_RESTORE, key, *self._written(record)))
 
     async def discard(self, key: str) -> Record | None:
         """See ``Store.discard``."""
-        entry, _ = await self._remove(key)
-        return None if entry is None else _decoded(entry)
+        life, entry, _ = await self._run(_REMOVE, key)
+        return self._alive(entry, life)
 
     async def scan(self) -> AsyncIterator[tuple[str, Holding]]:
         """See ``Store.scan``; each step is bounded in time, the whole is not. Unreadable notes are passed over."""
+        lives = await self._bounded(self._lives)
         notes = self._redis.scan_iter(match=f"{_PREFIX}*{_NOTE}", count=_AT_ONCE)
         more = True
         while more:
@@ -118,7 +146,7 @@ class RedisStore:
             more = len(keys) == _AT_ONCE
             for key, note in zip(keys, await self._bounded(partial(self._get, keys)), strict=True):
                 try:
-                    holding = decode_holding(note) if note is not None else None
+                    holding = _holding(note, *lives)
                 except UnreadableRecord:
                     continue
                 # A note without an entry is one that expired: taking removes both.
@@ -134,30 +162,46 @@ class RedisStore:
                 pipe.get(key)
             return list(await pipe.execute())
 
-    async def _remove(self, key: str) -> tuple[bytes | None, bytes | None]:
-        """Remove entry and note; what they were."""
-        entry_key, note_key = _keys(key)
+    def _alive(self, value: bytes | None, life: bytes) -> Record | None:
+        record = _decoded(value, life)
+        # Redis counts from when it was told, a little later.
+        return record if record is not None and record.deadline > self._clock() else None
 
-        async def ask() -> tuple[bytes | None, bytes | None]:
-            async with self._redis.pipeline(transaction=False) as pipe:
-                pipe.getdel(entry_key)
-                pipe.getdel(note_key)
-                entry, note = await pipe.execute()
-                return entry, note
+    async def _lives(self) -> frozenset[bytes]:
+        """Of the server, or of each master of a cluster."""
+        redis: Any = self._redis
+        told = await redis.execute_command("EVAL", _TELL, 0, **connections.everywhere(redis))
+        return frozenset(told.values() if isinstance(told, dict) else (told,))
+
+    async def _run(self, script: str, key: str, *arguments: bytes | int) -> Any:
+        """What ``script`` returns for the two keys of ``key``."""
+        redis: Any = self._redis
+
+        async def ask() -> Any:
+            # Sent whole each time: a few hundred bytes, where EVALSHA may need a second round trip.
+            return await redis.execute_command(
+                *("EVAL", script, 2, *_keys(key), *arguments),
+                **await connections.where(redis, _keys(key)[0]),
+            )
 
         return await self._bounded(ask)
 
-    def _places(self, key: str, record: Record) -> tuple[int, str, str]:
-        """Milliseconds that ``record`` has left; where it and its note go."""
-        return max(1, _milliseconds(record.deadline - self._clock())), *_keys(key)
+    def _written(self, record: Record) -> tuple[bytes, int, bytes, int]:
+        """Entry and note of ``record``, each with the milliseconds for which Redis keeps it."""
+        left = max(1, _milliseconds(record.deadline - self._clock()))
+        return encode(record), left, encode_holding(Holding.of(record)), left + _milliseconds(TOMBSTONE_SECONDS)
 
     async def _bounded(self, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
         try:
             async with asyncio.timeout(self._timeout):
-                return await ask()
+                try:
+                    return await ask()
+                except (ReadOnlyError, MasterDownError):
+                    await connections.look_again(self._redis)
+                    raise
         except TimeoutError as error:
             raise StoreError(f"Redis did not answer within {self._timeout} s") from error
-        except (RedisError, OSError) as error:
+        except (RedisError, RedisClusterException, OSError) as error:
             raise StoreError(_said(error)) from error
 
 
@@ -180,31 +224,40 @@ def _milliseconds(seconds: float) -> int:
     return int(seconds * 1000)
 
 
-def _decoded(data: bytes) -> Record:
+def _of_life(value: bytes, *lives: bytes) -> bytes | None:
+    """What was written, None if in a life that is none of ``lives``. Raises ``UnreadableRecord``."""
+    stamp, space, content = value.partition(b" ")
+    if not space or not stamp.isalnum():
+        raise UnreadableRecord("no life is told")
+    return content if stamp in lives else None
+
+
+def _decoded(value: bytes | None, life: bytes) -> Record | None:
+    # An entry of another life must not be released either: it may have been read, and then its blocks are
+    # somebody else's by now.
     try:
-        return decode(data)
+        content = None if value is None else _of_life(value, life)
+        return None if content is None else decode(content)
     except UnreadableRecord as error:
         raise UnreadableEntry(f"an entry in Redis is not readable: {error}") from error
 
 
-def _noted(note: bytes) -> Holding:
+def _holding(note: bytes | None, *lives: bytes) -> Holding | None:
+    content = None if note is None else _of_life(note, *lives)
+    return None if content is None else decode_holding(content)
+
+
+def _noted(note: bytes | None, life: bytes) -> Holding | None:
     try:
-        return decode_holding(note)
+        return _holding(note, life)
     except UnreadableRecord as error:
         raise StoreError("a note in Redis is not readable") from error
 
 
-def _check_options(redis: "Redis") -> None:
-    """Raises ``ValueError`` for options in the URL that would make every call fail."""
-    pool = redis.connection_pool
-    try:
-        pool.connection_class(**pool.connection_kwargs)
-    except (TypeError, AttributeError, RedisError) as error:
-        raise ValueError(f"a Redis URL with an option that is none: {error}") from error
-    if pool.connection_kwargs.get("decode_responses"):
-        raise ValueError("a Redis URL must not set decode_responses: entries are no text")
-
-
 def _said(error: BaseException) -> str:
     # redis-py quotes the whole command, entry and all.
-    return f"Redis: {type(error).__name__}: {str(error)[:200]}"
+    said = f"Redis: {type(error).__name__}: {str(error)[:200]}"
+    # Of what a script may not do, Redis tells in words only.
+    if isinstance(error, NoPermissionError) or any(words in said for words in _NOT_ALLOWED):
+        said += f"; the user must be allowed {_ALLOWED}"
+    return said

@@ -1,10 +1,11 @@
 """What all tests share: a real Redis server."""
 
+import contextlib
 from collections.abc import Iterator
 
 import pytest
 
-from tests.redis_server import RedisServer
+from tests.redis_server import RedisServer, Start
 
 
 @pytest.fixture(scope="session")
@@ -29,3 +30,17 @@ def redis_server(redis_process: RedisServer) -> RedisServer:
 def redis_url(redis_server: RedisServer) -> str:
     """For ``--store``: a running, empty Redis server."""
     return redis_server.url
+
+
+@pytest.fixture
+def start_redis() -> Iterator[Start]:
+    """Starts further servers, which end with the test."""
+    with contextlib.ExitStack() as ending:
+
+        def start(*options: str, persistent: bool = False) -> RedisServer:
+            server = RedisServer(*options, persistent=persistent)
+            ending.callback(server.close)
+            server.start()
+            return server
+
+        yield start

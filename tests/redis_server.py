@@ -1,4 +1,4 @@
-"""A real Redis server for tests: own port, own folder, nothing kept on disk, can be stopped and started again."""
+"""Real Redis servers for tests: own port, own folder, can be stopped and started again. Sentinels, too."""
 
 from __future__ import annotations
 
@@ -9,24 +9,34 @@ import socket
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
+from typing import BinaryIO, Protocol
 
 GENEROUS = 30.0
 """Seconds to wait for what should take a moment."""
 
 
 class RedisServer:
-    """One server on loopback. It keeps its port over ``stop`` and ``start``; what it held is lost by then."""
+    """One server on loopback. It keeps its port over ``stop`` and ``start``; what it held is lost by then.
 
-    def __init__(self) -> None:
+    Unless it is ``persistent``: then it writes what Redis writes by default, and ``SAVE`` keeps what it holds.
+    ``options`` are further arguments, as in ``("--cluster-enabled", "yes")``.
+    """
+
+    def __init__(self, *options: str, persistent: bool = False) -> None:
         self._binary = _binary()
-        self._port = free_port()
+        # A node of a cluster listens 10,000 above, too.
+        self.port = free_port(55_000)
         self._folder = tempfile.TemporaryDirectory(prefix="turnback-redis-")
+        self._options = options if persistent else ("--save", "", "--appendonly", "no", *options)
+        self._first: tuple[str, ...] = ()
         self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
-        return f"redis://127.0.0.1:{self._port}/0"
+        return f"redis://127.0.0.1:{self.port}/0"
 
     @property
     def running(self) -> bool:
@@ -38,18 +48,14 @@ class RedisServer:
             return
         self._process = subprocess.Popen(
             (
-                *(self._binary, "--bind", "127.0.0.1", "--port", str(self._port), "--dir", self._folder.name),
-                *("--save", "", "--appendonly", "no", "--daemonize", "no", "--loglevel", "warning"),
+                *(self._binary, *self._first, "--bind", "127.0.0.1", "--port", str(self.port)),
+                *("--dir", self._folder.name, "--daemonize", "no", "--loglevel", "warning", *self._options),
             ),
             stdout=subprocess.DEVNULL,
         )
-        end = time.monotonic() + GENEROUS
-        while not self._answers():
-            if self._process.poll() is not None:
-                raise RuntimeError(f"{self._binary} ended with code {self._process.returncode}")
-            if time.monotonic() > end:
-                raise TimeoutError(f"Redis did not answer within {GENEROUS:g} s")
-            time.sleep(0.01)
+        wait_for(self._answers_or_ended)
+        if not self.running:
+            raise RuntimeError(f"{self._binary} ended with code {self._process.returncode}")
 
     def stop(self) -> None:
         """Kill it, as a crash would: connections break off. Returns when it is gone."""
@@ -69,26 +75,94 @@ class RedisServer:
 
     def command(self, *words: str) -> bytes:
         """The first line of the answer to a command; ``OSError`` if nobody answers."""
-        with socket.create_connection(("127.0.0.1", self._port), GENEROUS) as connection:
-            connection.sendall(f"*{len(words)}\r\n".encode())
-            for word in words:
-                connection.sendall(f"${len(word.encode())}\r\n{word}\r\n".encode())
-            with connection.makefile("rb") as answer:
-                return answer.readline().strip()
+        with self._asked(*words) as answer:
+            return answer.readline().strip()
 
-    def _answers(self) -> bool:
+    def text(self, *words: str) -> str:
+        """The whole answer to a command that is answered by a text."""
+        with self._asked(*words) as answer:
+            length = answer.readline().strip()
+            assert length.startswith(b"$"), length
+            return answer.read(int(length[1:])).decode()
+
+    @contextlib.contextmanager
+    def _asked(self, *words: str) -> Iterator[BinaryIO]:
+        with socket.create_connection(("127.0.0.1", self.port), GENEROUS) as connection:
+            parts = [f"*{len(words)}", *(line for word in words for line in (f"${len(word.encode())}", word)), ""]
+            connection.sendall("\r\n".join(parts).encode())
+            with connection.makefile("rb") as answer:
+                yield answer
+
+    def _answers_or_ended(self) -> bool:
         with contextlib.suppress(OSError):
-            return self.command("PING") == b"+PONG"
+            return not self.running or self.command("PING") == b"+PONG"
         return False
 
 
-def free_port() -> int:
+class SentinelServer(RedisServer):
+    """A Sentinel that alone decides, within a second, that the master of ``service`` is gone."""
+
+    def __init__(self, service: str, master: RedisServer) -> None:
+        super().__init__()
+        # Sentinel keeps its state in its configuration, so it needs one that it can write.
+        settings = Path(self._folder.name, "sentinel.conf")
+        settings.write_text(
+            f"sentinel monitor {service} 127.0.0.1 {master.port} 1\n"
+            f"sentinel down-after-milliseconds {service} 300\n"
+            f"sentinel failover-timeout {service} 3000\n"
+        )
+        self._first = (str(settings), "--sentinel")
+        self._options = ()
+
+
+class Start(Protocol):
+    """Starts a server that ends with the test."""
+
+    def __call__(self, *options: str, persistent: bool = False) -> RedisServer:
+        """See ``RedisServer``."""
+
+
+def follow(replica: RedisServer, master: RedisServer) -> None:
+    """Returns when ``replica`` has what ``master`` has."""
+    replica.command("REPLICAOF", "127.0.0.1", str(master.port))
+    wait_for(lambda: "master_link_status:up" in replica.text("INFO", "replication"))
+
+
+def form_cluster(masters: list[RedisServer], replica_of_first: RedisServer) -> None:
+    """Of servers with ``--cluster-enabled``. Returns when each of them takes commands."""
+    slots = [str(slot) for slot in range(16_384)]
+    share = -(-len(slots) // len(masters))
+    for number, master in enumerate(masters):
+        master.command("CLUSTER", "SET-CONFIG-EPOCH", str(number + 1))
+        master.command("CLUSTER", "ADDSLOTS", *slots[number * share : (number + 1) * share])
+    everybody = [*masters, replica_of_first]
+    for other in everybody[1:]:
+        masters[0].command("CLUSTER", "MEET", "127.0.0.1", str(other.port))
+    for one in everybody:
+        wait_for(partial(lambda one: "cluster_state:ok" in one.text("CLUSTER", "INFO"), one))
+    name = masters[0].text("CLUSTER", "MYID")
+    wait_for(lambda: replica_of_first.command("CLUSTER", "REPLICATE", name) == b"+OK")
+    wait_for(lambda: "master_link_status:up" in replica_of_first.text("INFO", "replication"))
+
+
+def wait_for(seen: Callable[[], bool]) -> None:
+    """Until ``seen``."""
+    end = time.monotonic() + GENEROUS
+    while not seen():
+        if time.monotonic() > end:
+            raise TimeoutError(f"not seen within {GENEROUS:g} s")
+        time.sleep(0.01)
+
+
+def free_port(below: int = 65_536) -> int:
     """A TCP port on loopback that nobody listened on a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    while True:
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            port = probe.getsockname()[1]
         assert isinstance(port, int)
-        return port
+        if port < below:
+            return port
 
 
 def _binary() -> str:
