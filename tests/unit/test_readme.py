@@ -14,6 +14,7 @@ from pydantic import SecretStr
 from starlette.routing import Route
 
 from deploy.local.layout import PROJECT
+from metadata_store.connections import SCHEMES
 from proxy.app import create_app
 from proxy.conversation import LONGEST_ID
 from proxy.settings import CONVERSATION_ID_SOURCES, Settings
@@ -84,6 +85,11 @@ def test_choices_are_told() -> None:
     for name in ("policy", "log_level", "log_format"):
         row = next(row for row in rows(section("Settings")) if f"TURNBACK_{name.upper()}" in row[1])
         assert codes(row[3]) == list(Settings.model_fields[name].annotation.__args__)  # type: ignore[union-attr]
+
+
+def test_stores_are_told() -> None:
+    for scheme in SCHEMES:
+        assert scheme.replace("rediss", "redis") in section("Several replicas")
 
 
 def test_sources_of_the_conversation_id_are_told_in_order() -> None:
