@@ -10,10 +10,10 @@ import pytest
 
 from deploy.local.options import EngineOptions
 from deploy.local.pair import Engine, Pair
-from proxy.vitals import vitals
 from tests.contract.answers import CHAT
 from tests.e2e.answers import ids_of, said
 from tests.e2e.conftest import PATIENCE, Json, both, settings
+from tests.e2e.decode_memory import held_blocks
 from tests.e2e.test_conversations import STORY, user
 from tests.redis_server import RedisServer
 from tests.running import eventually, running
@@ -108,11 +108,11 @@ async def test_what_nobody_will_read_is_given_back_to_decode(pair: Pair) -> None
     async with running(settings(pair)) as proxy:
         proxy.client.timeout = httpx.Timeout(PATIENCE)
         await proxy.probed()
-        before = await _held_blocks(pair)
+        before = await held_blocks(pair.decode)
         one = {**_EXACT, "messages": [user(STORY)], "max_tokens": 16}
         other = {**_EXACT, "messages": [user("Another beginning. " + STORY)], "max_tokens": 16}
         await proxy.post(CHAT, one, x_conversation_id="give-back")
-        held = await _held_blocks(pair)
+        held = await held_blocks(pair.decode)
         assert held > before, "decode retains the first turn"
         await proxy.post(CHAT, other, x_conversation_id="give-back")
         await proxy.post(CHAT, one)
@@ -123,13 +123,4 @@ async def test_what_nobody_will_read_is_given_back_to_decode(pair: Pair) -> None
 
 
 async def _as_few(pair: Pair, held: float) -> bool:
-    return await _held_blocks(pair) <= held
-
-
-async def _held_blocks(pair: Pair) -> float:
-    async with httpx.AsyncClient(timeout=60) as client:
-        text = (await client.get(f"{pair.decode.url}/metrics")).text
-    blocks = vitals(text).num_blocks
-    usage = next(float(line.split()[-1]) for line in text.splitlines() if line.startswith("vllm:kv_cache_usage_perc"))
-    assert blocks
-    return round(usage * blocks)
+    return await held_blocks(pair.decode) <= held
