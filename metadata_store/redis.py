@@ -86,7 +86,9 @@ return 1
 """
 _TELL = f"{_LIFE} return life"
 
-_ALLOWED = f"~{_PREFIX}* +eval +info +get +set +getdel +scan, in a cluster also +cluster|slots +command"
+_ALLOWED = (
+    f"~{_PREFIX}* +eval +info +get +set +getdel +scan +ping +select, in a cluster also +cluster|slots +command +asking"
+)
 """As ACL SETUSER takes it."""
 _NOT_ALLOWED = ("can't run this command", "can't access at least one of the keys", "ACL failure")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import time
 from collections.abc import AsyncIterator
@@ -201,12 +202,21 @@ async def test_user_who_may_not_do_what_is_needed_is_told_what_to_allow(start_re
 
 async def test_rights_that_are_told_are_enough(start_redis: Start) -> None:
     server = start_redis()
-    rights = ("~turnback:*", "+eval", "+info", "+get", "+set", "+getdel", "+scan")
+    rights = ("~turnback:*", "+eval", "+info", "+get", "+set", "+getdel", "+scan", "+ping", "+select")
     server.command("ACL", "SETUSER", "router", "on", ">secret", *rights)
-    async with opened(f"redis://router:secret@127.0.0.1:{server.port}/0") as store:
+    async with opened(f"redis://router:secret@127.0.0.1:{server.port}/1?health_check_interval=1") as store:
         await store.put(KEY, later())
         taken = await store.take(KEY)
         assert isinstance(taken, Record)
         assert await store.restore(KEY, taken)
         assert [key async for key, _ in store.scan()] == [KEY]
+        # A connection that has rested is tried before it is used.
+        before = await pings(server)
+        await asyncio.sleep(1.1)
         assert await store.discard(KEY) == taken
+        assert await pings(server) > before
+
+
+async def pings(server: RedisServer) -> int:
+    async with Redis.from_url(server.url) as redis:
+        return int((await redis.info("commandstats")).get("cmdstat_ping", {"calls": 0})["calls"])

@@ -105,7 +105,10 @@ async def test_cluster_is_used_and_goes_on_after_a_fail_over_without_what_was_on
     masters, replica = [start_redis(*options) for _ in range(3)], start_redis(*options)
     form_cluster(masters, replica)
     hosts = ",".join(f"127.0.0.1:{port}" for port in (free_port(), masters[1].port))
-    async with opened(f"redis+cluster://{hosts}") as store:
+    rights = ("~turnback:*", "+eval", "+info", "+get", "+set", "+getdel", "+scan", "+ping", "+select")
+    for server in (*masters, replica):
+        server.command("ACL", "SETUSER", "router", "on", ">secret", *rights, "+cluster|slots", "+command", "+asking")
+    async with opened(f"redis+cluster://router:secret@{hosts}") as store:
         await does_what_a_store_promises(store)
         for key in KEYS:
             await store.put(key, record(time.time() + 300))
