@@ -92,6 +92,12 @@ def test_stores_are_told() -> None:
         assert scheme.replace("rediss", "redis") in section("Several replicas")
 
 
+def test_the_rights_in_redis_are_those_that_an_error_names() -> None:
+    rights = re.findall(r"\+[a-z|]+", (PROJECT / "metadata_store/redis.py").read_text())
+    assert rights
+    assert re.findall(r"(?<=[ `])\+[a-z|]+", section("Several replicas")) == rights
+
+
 def test_sources_of_the_conversation_id_are_told_in_order() -> None:
     told = re.findall(r"^\d\. (header|member) `([^`]+)`", section("Conversation ids"), re.MULTILINE)
     kinds = {"header": "header", "member": "body"}
