@@ -88,8 +88,12 @@ def table(measured: Sequence[Measured]) -> Table:
     return made
 
 
-def as_json(measured: Sequence[Measured]) -> list[dict[str, Any]]:
-    """Everything, in seconds: each sample, and what the table says."""
+def as_json(measured: Sequence[Measured], load: Sequence[float]) -> dict[str, Any]:
+    """Everything, in seconds: each sample, and what the table says; and the machine's ``load`` before and after."""
+    return {"load": list(load), "contexts": _contexts(measured)}
+
+
+def _contexts(measured: Sequence[Measured]) -> list[dict[str, Any]]:
     return [
         asdict(one)
         | {

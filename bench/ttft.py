@@ -50,19 +50,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     given = _parser().parse_args(arguments)
     progress = Progress()
     engine = {"dtype": given.dtype, "prefix_caching": False}
+    load = [os.getloadavg()[0]]
     try:
         with ExitStack() as stack:
             pair = running_pair(EngineOptions("prefill", **engine), EngineOptions("decode", **engine), progress)
             stack.callback(pair.stop)
             _leave_cores(pair)
             measured = asyncio.run(_measure(pair, given.contexts, given.repeat, progress))
+            load.append(os.getloadavg()[0])
     except (LocalFailure, BenchFailure, aiohttp.ClientError, TimeoutError) as failure:
         progress.note(f"{type(failure).__name__}: {failure}")
         return 1
     # Wide enough for a file, too: a table cut to 80 columns is of no use to anybody.
     Console(width=max(140, Console().width)).print(table(measured))
+    # The pair alone makes about 2; with much more, the times are those of a crowd.
+    progress.note(f"Load of the machine before and after: {load[0]:.1f}, {load[1]:.1f}; cores: {os.cpu_count()}")
     if given.json is not None:
-        given.json.write_text(json.dumps(as_json(measured), indent=1) + "\n", encoding="utf-8")
+        given.json.write_text(json.dumps(as_json(measured, load), indent=1) + "\n", encoding="utf-8")
     return _verdict(measured, given, progress)
 
 
