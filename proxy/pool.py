@@ -17,7 +17,7 @@ from proxy.watch import Watch
 from proxy.worker_spec import WorkerSpec
 from router.breaker import Breaker
 from router.health import Health
-from router.select import Bound, Wish, at_random, choose, is_available, least, load_at, not_draining, select
+from router.select import Bound, Wish, at_random, choose, is_available, least, load_at, not_draining, not_tried, select
 from router.workers import Role, Worker
 
 log = structlog.get_logger()
@@ -162,6 +162,18 @@ class Pool:
             raise RuntimeError(f"there is no {role} worker")
         self._chosen += 1
         chosen.last_chosen = self._chosen
+        return chosen
+
+    def aide(self, role: Role, *, tried: tuple[str, ...] = ()) -> Worker:
+        """A worker for what is no leg of a turn: a question, a release. The ``tried`` ones come last.
+
+        It does not count for whose turn it is: where one followed each turn, all turns would go to the others.
+        """
+        now = self._clock()
+        filters = (not_tried(tried), is_available(now), not_draining)
+        chosen = choose(self.all(role), filters, (least(load_at(now)), at_random(self._chance)))
+        if chosen is None:
+            raise RuntimeError(f"there is no {role} worker")
         return chosen
 
     def rendering(self, dialect: str) -> Worker | None:

@@ -84,7 +84,7 @@ class Releaser:
             if not self._is_there(worker, generation):
                 self._metrics.releases.labels(why, "left").inc()
                 return
-            prefill = self._pool.choose(Role.PREFILL)
+            prefill = self._pool.aide(Role.PREFILL)
             answer = await self._upstream.post(
                 prefill, "/v1/completions", body, _TIMEOUT, request_id=f"release-{uuid.uuid4().hex}"
             )

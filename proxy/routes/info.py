@@ -69,7 +69,7 @@ def info_routes(pool: Pool, upstream: Upstream, metrics: Metrics, drain: Drain) 
         for role in (Role.DECODE, Role.PREFILL):
             tried: list[str] = []
             while len(tried) < len(pool.all(role)):
-                worker = pool.choose(role, tried=tuple(tried))
+                worker = pool.aide(role, tried=tuple(tried))
                 answer = await upstream.get(worker, "/v1/models", _MODELS_TIMEOUT)
                 if isinstance(answer, Answer | Refused):
                     return Response(answer.body, answer.status, media_type=answer.content_type)
