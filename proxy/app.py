@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
 
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from starlette.routing import Route
 
 from metadata_store import open_store
@@ -14,8 +14,11 @@ from proxy.admission import Admission, decode_places
 from proxy.answer import AnswerLeg
 from proxy.background import Background
 from proxy.call import Clock
+from proxy.config_watch import ConfigWatch
+from proxy.departures import Departures
 from proxy.dialects import DIALECTS
 from proxy.drain import Drain
+from proxy.errors import ApiError
 from proxy.ledger import Ledger
 from proxy.memory import Memory
 from proxy.pool import Pool
@@ -26,6 +29,7 @@ from proxy.release import Releaser
 from proxy.remember import Remember
 from proxy.reuse_leg import ReuseLeg
 from proxy.room import Room
+from proxy.routes.admin import Admin
 from proxy.routes.api import ApiEndpoint
 from proxy.routes.conversations import Conversations
 from proxy.routes.info import info_routes
@@ -72,6 +76,8 @@ def create_app(settings: Settings, clock: Clock = time.time, drain: Drain | None
         abandoned,
         metrics,
     )
+    departures = Departures(settings, pool, memory, ledger, releaser)
+    config_watch = settings.config and ConfigWatch(settings.config, settings, pool, departures)
 
     drain = drain or Drain()
     places = decode_places(pool, settings.max_turns_per_worker)
@@ -84,20 +90,34 @@ def create_app(settings: Settings, clock: Clock = time.time, drain: Drain | None
             await store.open()
             pool.start()
             room.start()
+            departures.start()
+            if config_watch:
+                config_watch.start()
             try:
                 yield
             finally:
+                if config_watch:
+                    await config_watch.stop()
+                await departures.stop()
                 await room.stop()
                 await pool.stop()
                 await background.stop(_PATIENCE)
                 await store.close()
 
     app = FastAPI(title="Turnback", version=version("turnback"), lifespan=lifespan)
+    app.add_exception_handler(ApiError, _answer)  # type: ignore[arg-type]
     secret = settings.secret_key
     conversations = Conversations(secret, pool, upstream, memory, ledger, releaser, clock)
     app.include_router(conversations.routes())
+    app.include_router(Admin(settings, pool, departures, memory, ledger).routes())
     app.include_router(info_routes(pool, upstream, metrics, drain))
     for dialect in DIALECTS:
         endpoint = ApiEndpoint(dialect, settings, secret, turns, admission, drain, metrics)
         app.router.routes.append(Route(dialect.path, endpoint, methods=["POST"]))
     return app
+
+
+async def _answer(_: Request, error: ApiError) -> Response:
+    """Of endpoints that let the framework do their answers."""
+    headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
+    return Response(error.body(), error.status, headers, media_type="application/json")

@@ -72,6 +72,7 @@ class Pool:
         self._bound = Bound(settings.affinity_factor, settings.affinity_slack)
         self._workers: dict[tuple[Role, str], Worker] = {}
         self._watches: dict[tuple[Role, str], Watch] = {}
+        self._specs: dict[tuple[Role, str], WorkerSpec] = {}
         self._watching = False
         self._chosen = 0
         for role, specs in ((Role.PREFILL, settings.prefill), (Role.DECODE, settings.decode)):
@@ -104,6 +105,7 @@ class Pool:
         self._workers |= {(role, worker.name): worker for worker in workers}
         watch = Watch(workers, self._settings, self._upstream, self._metrics, self._clock)
         self._watches[role, spec.url] = watch
+        self._specs[role, spec.url] = spec
         if self._watching:
             watch.start()
 
@@ -112,21 +114,22 @@ class Pool:
         return self._set_draining(role, url, True)
 
     def at_rest(self, role: Role, url: str) -> bool:
-        """Whether the server at ``url`` drains and no leg of this process runs on it any more."""
-        workers = self._at(role, url)
-        return all(worker.draining and not worker.in_flight for worker in workers)
+        """Whether the server at ``url`` drains and no leg of this process runs on it or reads from it any more."""
+        workers = self.at(role, url)
+        return all(worker.draining and not worker.in_flight and not worker.readers for worker in workers)
 
     async def remove(self, role: Role, url: str) -> bool:
         """Forget the server at ``url``: what it holds is reused no more. False if it is not there.
 
         Legs that run on it go on. Raises ``LastWorker`` for the only one of its role.
         """
-        workers = self._at(role, url)
+        workers = self.at(role, url)
         if not workers:
             return False
         if len(workers) == len(self.all(role)):
             raise LastWorker(f"{url} is the only {role} worker")
         watch = self._watches.pop((role, url))
+        del self._specs[role, url]
         for worker in workers:
             del self._workers[role, worker.name]
         await watch.stop()
@@ -138,6 +141,14 @@ class Pool:
     def all(self, role: Role) -> list[Worker]:
         """The workers of one role, in the order in which they were added."""
         return [worker for worker in self._workers.values() if worker.role is role]
+
+    def at(self, role: Role, url: str) -> list[Worker]:
+        """The workers behind ``url``: one, or its ranks; none if it is not in the pool."""
+        return [worker for worker in self.all(role) if worker.url == url]
+
+    def spec(self, role: Role, url: str) -> WorkerSpec | None:
+        """As what the server at ``url`` was added; None if it is not in the pool."""
+        return self._specs.get((role, url))
 
     def find(self, role: Role, name: str) -> Worker | None:
         """The worker with this name; None if it is not in the pool."""
@@ -210,6 +221,19 @@ class Pool:
             if trial:
                 worker.breaker.trial_over()
 
+    @contextmanager
+    def reading(self, role: Role, name: str) -> Iterator[None]:
+        """Counts a leg elsewhere that reads what the worker ``name`` holds, if that is in the pool."""
+        holder = self.find(role, name)
+        if holder is None:
+            yield
+            return
+        holder.readers += 1
+        try:
+            yield
+        finally:
+            holder.readers -= 1
+
     def distrust(self, worker: Worker, dialect: str) -> None:
         """``worker`` was seen to answer another prompt than it was given ids for: believe it no more."""
         if worker.capabilities is None:
@@ -236,11 +260,8 @@ class Pool:
             breaker=Breaker(failures=settings.breaker_failures, seconds=settings.breaker_seconds),
         )
 
-    def _at(self, role: Role, url: str) -> list[Worker]:
-        return [worker for worker in self.all(role) if worker.url == url]
-
     def _set_draining(self, role: Role, url: str, draining: bool) -> bool:
-        workers = self._at(role, url)
+        workers = self.at(role, url)
         for worker in workers:
             worker.draining = draining
         return bool(workers)

@@ -34,6 +34,7 @@ class Why(StrEnum):
     UNUSED = "unused"
     ABANDONED = "abandoned"
     DELETED = "deleted"
+    DRAINED = "drained"
     IDLE = "idle"
     BUDGET = "budget"
     PRESSURE = "pressure"

@@ -13,6 +13,7 @@ from proxy.settings import Settings
 from proxy.upstream import Failed, Refused
 from router.reuse import Reason
 from router.ttl_watch import TtlWatch
+from router.workers import Role
 
 log = structlog.get_logger()
 
@@ -51,7 +52,8 @@ class ReuseLeg:
         now = self._clock()
         left = record.deadline + self._settings.decoder_kv_blocks_margin / 2 - now
         patience = min(self._settings.prefill_timeout, left)
-        result = await self._prefill_leg.send(call, worker, ids, verified.reuse, patience)
+        with self._pool.reading(Role.DECODE, record.worker):
+            result = await self._prefill_leg.send(call, worker, ids, verified.reuse, patience)
         watch = self._ttl.setdefault(record.worker, TtlWatch())
         match result:
             case Prefilled():

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import Field, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, PrivateAttr, SecretStr, ValidationError, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
     CliApp,
@@ -81,6 +81,11 @@ class Settings(BaseSettings):
     config: Path | None = Field(default=None, description="YAML file with any of these settings")
     worker_api_key: SecretStr | None = Field(
         default=None, description="key sent to every worker; the client's own credential never is"
+    )
+    admin_key: SecretStr | None = Field(
+        default=None,
+        min_length=1,
+        description="key for GET, POST and DELETE of /admin/workers, which do not exist without one",
     )
 
     reuse: bool = Field(default=True, description="hand prefill what decode retained")
@@ -163,6 +168,8 @@ class Settings(BaseSettings):
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
     log_format: Literal["console", "json"] = Field(default="console", description="form of the log lines")
 
+    _arguments: tuple[str, ...] = PrivateAttr(default=())
+
     @field_validator("prefill", "decode", "conversation_id_sources", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
@@ -225,6 +232,16 @@ class Settings(BaseSettings):
             return secrets.token_bytes(32)
         return derive_secret(self.store)
 
+    def again(self) -> "Settings":
+        """What ``load`` gives now that the file may have changed, other things equal. Raises ``WrongSettings``."""
+        return load(self._arguments)
+
+    def beyond_the_file(self, name: str) -> bool:
+        """Whether the command line or a variable sets ``name``, so that what the file says of it does not count."""
+        option, variable = f"--{name.replace('_', '-')}", f"TURNBACK_{name.upper()}"
+        given = any(argument.partition("=")[0] == option for argument in self._arguments)
+        return given or any(known.upper() == variable for known in os.environ)
+
     @classmethod
     def settings_customise_sources(
         cls,
@@ -248,7 +265,9 @@ def load(arguments: Sequence[str]) -> Settings:
     path = finder.parse_known_args(arguments)[0].config or os.environ.get("TURNBACK_CONFIG")
     values = {} if path is None else _yaml(Path(path))
     try:
-        return CliApp.run(Settings, cli_args=_joined(arguments), **values)
+        settings = CliApp.run(Settings, cli_args=_joined(arguments), **values)
+        settings._arguments = tuple(arguments)
+        return settings
     except ValidationError as error:
         raise WrongSettings("; ".join(dict.fromkeys(_one_line(found) for found in error.errors()))) from error
     except SettingsError as error:

@@ -129,14 +129,21 @@ class Metrics:
 
     def forget_worker(self, role: str, worker: str) -> None:
         """A worker is not in the pool any more: alerts on it end."""
+        retained = (self.retained_entries, self.retained_tokens, self.retained_share)
         if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
             # There samples stay for as long as the process; these values alarm nobody.
             self.worker_up.labels(role, worker).set(1)
             for gauge in (self.worker_in_flight, self.worker_breaker_open, self.worker_draining):
                 gauge.labels(role, worker).set(0)
+            if role == "decode":
+                for gauge in retained:
+                    gauge.labels(worker).set(0)
             return
         for gauge in (self.worker_up, self.worker_in_flight, self.worker_breaker_open, self.worker_draining):
             gauge.remove_by_labels({"role": role, "worker": worker})
+        if role == "decode":
+            for gauge in retained:
+                gauge.remove_by_labels({"worker": worker})
 
     def exposition(self) -> bytes:
         """In Prometheus's text format; of all processes of this proxy together."""
@@ -186,3 +193,5 @@ def set_up_logging(settings: Settings, stream: TextIO | None = None) -> None:
     for name in ("uvicorn", "uvicorn.error"):
         logging.getLogger(name).handlers = []
         logging.getLogger(name).propagate = True
+    # It tells of every change in the folder, whether it concerns the config file or not.
+    logging.getLogger("watchfiles").setLevel(logging.WARNING)

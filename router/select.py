@@ -167,5 +167,10 @@ def at_random(chance: Random) -> Score:
 
 
 def best_first(workers: Iterable[Worker], failed: Container[str]) -> list[Worker]:
-    """All of them, in the order in which to ask them one after the other: last those known to have failed, or down."""
-    return sorted(workers, key=lambda worker: (worker.name in failed, not worker.up, worker.in_flight_tokens))
+    """All of them, in the order in which to ask them one after the other.
+
+    Last those known to have failed, before them those that are down, before them those that drain.
+    """
+    return sorted(
+        workers, key=lambda worker: (worker.name in failed, not worker.up, worker.draining, worker.in_flight_tokens)
+    )

@@ -77,6 +77,8 @@ class Worker:
     health: Health = field(default_factory=Health)
     breaker: Breaker = field(default_factory=Breaker)
     reported: Reported | None = None
+    readers: int = 0
+    """Legs of this process on other workers that read what this one holds."""
     draining: bool = False
     """Whether it is to get no new work."""
     last_chosen: int = 0

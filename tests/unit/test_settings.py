@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 from pathlib import Path
 from typing import Any
 
@@ -149,6 +150,11 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "decoder_kv_blocks_ttl": ("60", 60.0),
     "decoder_kv_blocks_margin": ("2.5", 2.5),
     "kv_recompute_threshold": ("0", 0),
+    "retained_share": ("1", 1.0),
+    "retained_tokens_budget": ("0", 0),
+    "idle_release": ("30", 30.0),
+    "retained_watch_interval": ("0.5", 0.5),
+    "abandon_grace": ("0", 0.0),
     "conversation_id_sources": ("header:x-a,body:b.c", ["header:x-a", "body:b.c"]),
     "max_body_bytes": ("10", 10),
     "connect_timeout": ("1", 1.0),
@@ -173,7 +179,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "log_level": ("warning", "warning"),
     "log_format": ("json", "json"),
 }
-SECRETS = ("secret", "worker_api_key")
+SECRETS = ("secret", "worker_api_key", "admin_key")
 
 
 def base(name: str) -> dict[str, Any]:
@@ -370,3 +376,30 @@ def test_memory_store_has_a_random_key() -> None:
 def test_secret_that_is_set_makes_the_key(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TURNBACK_SECRET", "x")
     assert load(WORKERS).secret_key == derive_secret("x")
+
+
+def test_again_gives_what_the_file_says_now(yaml_file: Any) -> None:
+    file = yaml_file({"prefill": "http://p:1", "decode": "http://d:1", "port": 1})
+    settings = pickle.loads(pickle.dumps(load(["--config", file, "--host", "::"])))
+    assert settings.again() == settings
+    Path(file).write_text("prefill: [http://p:2]\ndecode: [http://d:1]\nhost: 0.0.0.0\n")
+    again = settings.again()
+    assert (again.prefill, again.port, again.host) == (named("http://p:2"), 8000, "::")
+    Path(file).unlink()
+    with pytest.raises(WrongSettings, match=r"^config: cannot read"):
+        settings.again()
+
+
+@pytest.mark.parametrize("arguments", [["--decode", "http://d:1"], ["--decode=http://d:1"]])
+def test_who_sets_what_is_known(yaml_file: Any, monkeypatch: pytest.MonkeyPatch, arguments: list[str]) -> None:
+    monkeypatch.setenv("TURNBACK_PORT", "1")
+    settings = load(["--config", yaml_file({"prefill": "http://p:1", "decode": "http://e:1"}), *arguments])
+    assert not settings.beyond_the_file("prefill")
+    assert settings.beyond_the_file("decode")
+    assert settings.beyond_the_file("port")
+
+
+def test_an_empty_admin_key_is_a_mistake() -> None:
+    """As a variable that was to be filled in elsewhere; everybody would have that key."""
+    with pytest.raises(WrongSettings, match=r"^admin_key: "):
+        load([*WORKERS, "--admin-key", ""])
