@@ -45,13 +45,14 @@ class AnswerLeg:
             # An answer in one piece begins when it is complete: the turn's own limit is the only one that fits.
             streams = call.request.streams
             patience = self._settings.first_byte_timeout if streams else self._settings.turn_timeout
+            report.decode_request_id = uuid.uuid4().hex
             answer = await self._upstream.stream(
                 worker,
                 call.dialect.path,
                 body,
                 first_byte_timeout=patience,
                 gap_timeout=patience,
-                request_id=uuid.uuid4().hex,
+                request_id=report.decode_request_id,
             )
             harvest = Harvest(client_wants_ids=call.request.wants_token_ids)
             if not isinstance(answer, Stream):

@@ -38,7 +38,10 @@ class Report:
     """None where nobody told."""
     turn: int = 1
     prefill: str = ""
+    prefill_request_id: str = ""
+    """By which the last prefill leg is found in the engine's own log."""
     decode: str = ""
+    decode_request_id: str = ""
     status: int = 0
     started: float = field(default_factory=time.perf_counter)
     first_part: float | None = None

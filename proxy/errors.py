@@ -84,3 +84,8 @@ def took_too_long(limit: float) -> ApiError:
 def broken_off(detail: str) -> ApiError:
     """502: decode's answer ended before it was complete."""
     return ApiError(502, f"The answer was broken off: {detail}.", kind="upstream_error")
+
+
+def internal() -> ApiError:
+    """500: a fault of our own; the log has it."""
+    return ApiError(500, "Turnback failed to serve this request; its log says why.", kind="internal_error")

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import msgspec
 
 from proxy.body import raw
-from proxy.call import Call
+from proxy.call import Call, Report
 from proxy.pool import Pool
 from proxy.telemetry import Metrics
 from proxy.upstream import Answer, Failed, Refused, Upstream
@@ -76,13 +76,20 @@ class PrefillLeg:
         self._metrics = metrics
 
     async def send(
-        self, call: Call, worker: Worker, ids: list[int] | None, reuse: Reuse | None, patience: float
+        self,
+        call: Call,
+        report: Report,
+        worker: Worker,
+        ids: list[int] | None,
+        reuse: Reuse | None,
+        patience: float,
     ) -> PrefillResult:
         """One prefill leg on ``worker``, given up after ``patience`` seconds.
 
         ``ids`` are the prompt's token ids where they are known already; ``reuse`` is what was verified
         against them.
         """
+        report.prefill, report.prefill_request_id = worker.name, uuid.uuid4().hex
         dialect = call.dialect
         told = raw(ids) if ids is not None and worker.honours_ids(dialect.name) else None
         params = reuse.params if reuse else first_turn()
@@ -91,7 +98,9 @@ class PrefillLeg:
             self._pool.leg(worker, _to_compute(body, ids, reuse)) as leg,
             self._metrics.prefill.labels("yes" if reuse else "no").time(),
         ):
-            answer = await self._upstream.post(worker, dialect.path, body, patience, request_id=uuid.uuid4().hex)
+            answer = await self._upstream.post(
+                worker, dialect.path, body, patience, request_id=report.prefill_request_id
+            )
             if reuse is None or not isinstance(answer, Failed) or answer.status is None:
                 # A reuse that is answered with 5xx could not read decode's blocks: that is not this worker's fault.
                 leg.ended(answer)

@@ -48,12 +48,11 @@ class ReuseLeg:
         decode frees the blocks by itself: prefill may be too busy to have read them by then.
         """
         record, worker = verified.record, verified.prefill
-        report.prefill = worker.name
         now = self._clock()
         left = record.deadline + self._settings.decoder_kv_blocks_margin / 2 - now
         patience = min(self._settings.prefill_timeout, left)
         with self._pool.reading(Role.DECODE, record.worker):
-            result = await self._prefill_leg.send(call, worker, ids, verified.reuse, patience)
+            result = await self._prefill_leg.send(call, report, worker, ids, verified.reuse, patience)
         watch = self._ttl.setdefault(record.worker, TtlWatch())
         match result:
             case Prefilled():

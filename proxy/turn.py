@@ -120,8 +120,9 @@ class Turns:
             if setbacks.hopeless:
                 return result
             worker = self._pool.choose(Role.PREFILL, preferred=recalled.prefill, tried=setbacks.failed(Role.PREFILL))
-            report.prefill = worker.name
-            result = await self._prefill_leg.send(call, worker, recalled.ids, None, self._settings.prefill_timeout)
+            result = await self._prefill_leg.send(
+                call, report, worker, recalled.ids, None, self._settings.prefill_timeout
+            )
             match result:
                 case Prefilled():
                     report.prompt_tokens = result.prompt_tokens

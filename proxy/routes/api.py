@@ -16,7 +16,7 @@ from proxy.call import Call, Reply, Report
 from proxy.conversation import conversation_id
 from proxy.dialects import Dialect
 from proxy.drain import Drain
-from proxy.errors import ApiError, bad_request, draining, too_large, took_too_long
+from proxy.errors import ApiError, bad_request, draining, internal, too_large, took_too_long
 from proxy.settings import Settings
 from proxy.telemetry import Metrics
 from proxy.turn import Turns
@@ -129,6 +129,9 @@ class ApiEndpoint:
             await response.refuse(error, ending=self._drain.began)
         except ClientGone:
             report.status = 499
+        except Exception:
+            log.exception("a turn failed by a fault of Turnback's own", request_id=request_id)
+            await (response.break_off(internal()) if response.begun else response.refuse(internal(), ending=False))
         finally:
             self._told(request_id, report)
 
@@ -193,7 +196,9 @@ class ApiEndpoint:
             prompt_tokens=report.prompt_tokens,
             reused_tokens=report.reused_tokens,
             prefill=report.prefill,
+            prefill_request_id=report.prefill_request_id,
             decode=report.decode,
+            decode_request_id=report.decode_request_id,
             ttft_seconds=None if first is None else round(first, 4),
             seconds=round(now - report.started, 4),
         )
