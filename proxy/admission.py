@@ -126,7 +126,7 @@ class Admission:
 
 
 def decode_places(pool: Pool, bound: int) -> Callable[[], float]:
-    """How many turns may run at once: ``bound`` for each decode worker that is up; without end if it is 0.
+    """How many turns may run at once: ``bound`` for each decode worker that takes work; without end if it is 0.
 
     While none is up all count, as a turn is then tried anyway and should be told soon what becomes of it.
     """
@@ -135,7 +135,7 @@ def decode_places(pool: Pool, bound: int) -> Callable[[], float]:
 
     def places() -> float:
         workers = pool.all(Role.DECODE)
-        return bound * (sum(worker.up for worker in workers) or len(workers))
+        return bound * (sum(worker.up and not worker.draining for worker in workers) or len(workers))
 
     return places
 

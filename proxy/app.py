@@ -41,12 +41,13 @@ from proxy.upstream import Upstream
 _PATIENCE = 5.0
 
 
-def create_app(settings: Settings, clock: Clock = time.time, drain: Drain | None = None) -> FastAPI:
+def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | None = None) -> FastAPI:
     """The proxy as an ASGI application. Connects to nothing before it is started.
 
     ``drain`` is how whoever runs it has it end.
     """
     set_up_logging(settings)
+    clock = clock or (_steady() if settings.store == "memory://" else time.time)
     key = settings.worker_api_key
     metrics = Metrics()
     upstream = Upstream(settings.connect_timeout, key.get_secret_value() if key else None)
@@ -121,3 +122,12 @@ async def _answer(_: Request, error: ApiError) -> Response:
     """Of endpoints that let the framework do their answers."""
     headers = {"www-authenticate": "Bearer"} if error.status == 401 else None
     return Response(error.body(), error.status, headers, media_type="application/json")
+
+
+def _steady() -> Clock:
+    """The time of day when it was made, and from then on a clock that nobody sets: deadlines must not move.
+
+    Only for entries that no other machine sees.
+    """
+    begin = time.time() - time.monotonic()
+    return lambda: begin + time.monotonic()

@@ -187,15 +187,26 @@ class Pool:
             raise RuntimeError(f"there is no {role} worker")
         return chosen
 
-    def rendering(self, dialect: str) -> Worker | None:
-        """A worker that tells token ids for ``dialect``; prefill first, it has the time."""
+    def trusts_render(self, dialect: str) -> bool:
+        """Whether the render server makes the prompts that every prefill worker makes, as far as they were asked."""
+        asked = [worker.capabilities for worker in self.all(Role.PREFILL) if worker.discovered and worker.capabilities]
+        return bool(asked) and all(dialect in capabilities.render_server for capabilities in asked)
+
+    def rendering(self, dialect: str, tried: tuple[str, ...] = ()) -> Worker | None:
+        """A worker that tells token ids for ``dialect`` and is not among the ``tried``; prefill first, it has the time.
+
+        None if there is none.
+        """
         now = self._clock()
         for way in ("renders", "tokenizes"):
             for role in (Role.PREFILL, Role.DECODE):
                 able = [
                     worker
                     for worker in self.all(role)
-                    if worker.up and worker.capabilities and dialect in getattr(worker.capabilities, way)
+                    if worker.name not in tried
+                    and worker.up
+                    and worker.capabilities
+                    and dialect in getattr(worker.capabilities, way)
                 ]
                 scores = (least(load_at(now)), at_random(self._chance))
                 if (found := choose(able, (is_available(now), not_draining), scores)) is not None:
@@ -241,6 +252,7 @@ class Pool:
         worker.capabilities = dataclasses.replace(
             worker.capabilities,
             renders=worker.capabilities.renders - {dialect},
+            render_server=worker.capabilities.render_server - {dialect},
             tokenizes=worker.capabilities.tokenizes - {dialect},
             honours_ids=worker.capabilities.honours_ids - {dialect},
         )

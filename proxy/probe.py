@@ -7,7 +7,7 @@ import msgspec
 from proxy.body import dump, raw
 from proxy.dialects import DIALECTS, Dialect
 from proxy.harvest import Harvest
-from proxy.upstream import Answer, Server, Upstream
+from proxy.upstream import Answer, Failed, Refused, RenderServer, Server, Upstream
 from router.kv_params import Members, first_turn
 
 _QUESTIONS: dict[str, Members] = {
@@ -37,12 +37,16 @@ class Abilities:
     renders: frozenset[str]
     tokenizes: frozenset[str]
     honours_ids: frozenset[str]
+    render_server: frozenset[str]
 
 
-async def discover(upstream: Upstream, server: Server, timeout: float) -> Abilities:
-    """What ``server`` can do; each question within ``timeout`` seconds. Raises ``ProbeFailed``."""
+async def discover(upstream: Upstream, server: Server, render: str | None, timeout: float) -> Abilities:
+    """What ``server`` can do, and whether the render server at ``render`` makes the same prompts.
+
+    Each question within ``timeout`` seconds. Raises ``ProbeFailed``.
+    """
     model = await _model(upstream, server, timeout)
-    renders, tokenizes, honours = set(), set(), set()
+    renders, tokenizes, honours, agreed = set(), set(), set(), set()
     for dialect in DIALECTS:
         question = {"model": raw(model), **_QUESTIONS[dialect.name]}
         truth = await _prompt_ids(upstream, server, dialect, question, timeout)
@@ -51,6 +55,8 @@ async def discover(upstream: Upstream, server: Server, timeout: float) -> Abilit
             continue
         if await _rendered(upstream, server, dialect, question, timeout) == truth:
             renders.add(dialect.name)
+        if render and await _rendered(upstream, RenderServer(render), dialect, question, timeout) == truth:
+            agreed.add(dialect.name)
         if await _tokenized(upstream, server, dialect, question, timeout) == truth:
             tokenizes.add(dialect.name)
         # As a prefill leg, whose few blocks go when its lease ends: an engine that does not know the ids
@@ -60,7 +66,7 @@ async def discover(upstream: Upstream, server: Server, timeout: float) -> Abilit
             members["kv_transfer_params"] = msgspec.Raw(dump(first_turn() | params))
         if await _prompt_ids(upstream, server, dialect, members, timeout) == truth:
             honours.add(dialect.name)
-    return Abilities(frozenset(renders), frozenset(tokenizes), frozenset(honours))
+    return Abilities(frozenset(renders), frozenset(tokenizes), frozenset(honours), frozenset(agreed))
 
 
 class _Tokenized(msgspec.Struct):
@@ -95,8 +101,8 @@ async def _prompt_ids(
 ) -> list[int] | None:
     """The prompt's ids as the worker tells them with an answer of one token."""
     body = dump(question | {"max_tokens": raw(1), "return_token_ids": raw(True), "temperature": raw(0)})
-    answer = await upstream.post(server, dialect.path, body, timeout)
-    if not isinstance(answer, Answer):
+    answer = _final(await upstream.post(server, dialect.path, body, timeout))
+    if answer is None:
         return None
     harvest = Harvest(client_wants_ids=False)
     harvest.take(answer.body)
@@ -106,9 +112,9 @@ async def _prompt_ids(
 async def _rendered(
     upstream: Upstream, server: Server, dialect: Dialect, question: Members, timeout: float
 ) -> list[int] | None:
-    answer = await upstream.post(server, dialect.render_path, dump(question), timeout)
+    answer = _final(await upstream.post(server, dialect.render_path, dump(question), timeout))
     try:
-        return dialect.rendered_ids(answer.body) if isinstance(answer, Answer) else None
+        return dialect.rendered_ids(answer.body) if answer is not None else None
     except msgspec.DecodeError:
         return None
 
@@ -116,8 +122,21 @@ async def _rendered(
 async def _tokenized(
     upstream: Upstream, server: Server, dialect: Dialect, question: Members, timeout: float
 ) -> list[int] | None:
-    answer = await upstream.post(server, "/tokenize", dump(question), timeout)
+    answer = _final(await upstream.post(server, "/tokenize", dump(question), timeout))
     try:
-        return tokenized_ids(answer.body) if isinstance(answer, Answer) else None
+        return tokenized_ids(answer.body) if answer is not None else None
     except msgspec.DecodeError:
         return None
+
+
+_PASSING = (None, 429, 502, 503, 504)
+"""Statuses of failures that tell nothing about what a worker can do: it was busy, or not there."""
+
+
+def _final(answer: Answer | Refused | Failed) -> Answer | None:
+    """The answer; None if the worker says no. Raises ``ProbeFailed`` where asking again may give another answer."""
+    if isinstance(answer, Answer):
+        return answer
+    if answer.status in _PASSING:
+        raise ProbeFailed(answer.detail if isinstance(answer, Failed) else f"status {answer.status}")
+    return None

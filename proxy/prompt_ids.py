@@ -8,7 +8,9 @@ from proxy.pool import Pool
 from proxy.probe import tokenized_ids
 from proxy.settings import Settings
 from proxy.telemetry import Metrics
-from proxy.upstream import Answer, RenderServer, Server, Upstream
+from proxy.upstream import Answer, Failed, Refused, RenderServer, Server, Upstream
+
+_TRIES = 2
 
 
 class PromptIds:
@@ -28,29 +30,43 @@ class PromptIds:
             return await self._asked(dialect, request)
 
     async def _asked(self, dialect: Dialect, request: ClientRequest) -> list[int] | None:
-        if self._settings.render is not None:
-            return await self._rendered(RenderServer(self._settings.render), dialect, request)
-        worker = self._pool.rendering(dialect.name)
-        if worker is None or worker.capabilities is None:
-            return None
-        if dialect.name in worker.capabilities.renders:
-            return await self._rendered(worker, dialect, request)
-        return await self._tokenized(worker, dialect, request)
+        if self._settings.render is not None and self._pool.trusts_render(dialect.name):
+            return self._ids(dialect, await self._rendered(RenderServer(self._settings.render), dialect, request))
+        tried: tuple[str, ...] = ()
+        for _ in range(_TRIES):
+            worker = self._pool.rendering(dialect.name, tried)
+            if worker is None or worker.capabilities is None:
+                return None
+            if dialect.name in worker.capabilities.renders:
+                answer = await self._rendered(worker, dialect, request)
+                if not isinstance(answer, Failed):
+                    return self._ids(dialect, answer)
+            else:
+                answer = await self._tokenized(worker, dialect, request)
+                if not isinstance(answer, Failed):
+                    return self._tokens(answer)
+            # Asking changes nothing on a worker, so another may be asked.
+            tried = (*tried, worker.name)
+        return None
 
-    async def _rendered(self, server: Server, dialect: Dialect, request: ClientRequest) -> list[int] | None:
-        answer = await self._upstream.post(
+    async def _rendered(self, server: Server, dialect: Dialect, request: ClientRequest) -> Answer | Refused | Failed:
+        return await self._upstream.post(
             server, dialect.render_path, dump(request.members), self._settings.render_timeout
         )
+
+    async def _tokenized(self, server: Server, dialect: Dialect, request: ClientRequest) -> Answer | Refused | Failed:
+        body = dialect.tokenize_body(request)
+        if body is None:
+            return Refused(400, "", b"")
+        return await self._upstream.post(server, "/tokenize", body, self._settings.render_timeout)
+
+    def _ids(self, dialect: Dialect, answer: Answer | Refused | Failed) -> list[int] | None:
         try:
             return dialect.rendered_ids(answer.body) if isinstance(answer, Answer) else None
         except msgspec.DecodeError:
             return None
 
-    async def _tokenized(self, server: Server, dialect: Dialect, request: ClientRequest) -> list[int] | None:
-        body = dialect.tokenize_body(request)
-        if body is None:
-            return None
-        answer = await self._upstream.post(server, "/tokenize", body, self._settings.render_timeout)
+    def _tokens(self, answer: Answer | Refused) -> list[int] | None:
         try:
             return tokenized_ids(answer.body) if isinstance(answer, Answer) else None
         except msgspec.DecodeError:

@@ -13,7 +13,7 @@ from proxy.body import dump, raw
 from proxy.call import Clock
 from proxy.pool import Pool
 from proxy.telemetry import Metrics
-from proxy.upstream import Answer, Upstream
+from proxy.upstream import Answer, Failed, Refused, Upstream
 from router.kv_params import KvParams, MalformedParams
 from router.reuse import holder_state
 from router.workers import Role
@@ -23,6 +23,7 @@ log = structlog.get_logger()
 _AT_ONCE = 4
 _WAITING = 1000
 _TIMEOUT = 60.0
+_TRIES = 3
 
 
 class Why(StrEnum):
@@ -85,14 +86,30 @@ class Releaser:
             if not self._is_there(worker, generation):
                 self._metrics.releases.labels(why, "left").inc()
                 return
-            prefill = self._pool.aide(Role.PREFILL)
-            answer = await self._upstream.post(
-                prefill, "/v1/completions", body, _TIMEOUT, request_id=f"release-{uuid.uuid4().hex}"
-            )
+            answer = await self._told(body)
         released = isinstance(answer, Answer)
         self._metrics.releases.labels(why, "released" if released else "failed").inc()
         if not released:
             log.info("retained blocks could not be released: the engine frees them later", detail=str(answer))
+
+    async def _told(self, body: bytes) -> Answer | Refused | Failed:
+        """Have a prefill worker tell decode; another, or the same again, where that fails.
+
+        It reads nothing, so that doing it twice does no harm.
+        """
+        tried: tuple[str, ...] = ()
+        answer: Answer | Refused | Failed = Failed("not tried", sent=False)
+        for _ in range(_TRIES):
+            prefill = self._pool.aide(Role.PREFILL, tried=tried)
+            with self._pool.leg(prefill, 0) as leg:
+                answer = await self._upstream.post(
+                    prefill, "/v1/completions", body, _TIMEOUT, request_id=f"release-{uuid.uuid4().hex}"
+                )
+                leg.ended(answer)
+            if not isinstance(answer, Failed):
+                break
+            tried = (*tried, prefill.name)
+        return answer
 
     def _is_there(self, worker: str, generation: str | None) -> bool:
         """Whether ``worker`` still is in the start that keeps the blocks: another has given them to others."""

@@ -200,6 +200,12 @@ class Settings(BaseSettings):
     def _render_url(cls, url: str | None) -> str | None:
         return None if url is None else server_url(url)
 
+    @field_validator("secret", "worker_api_key", mode="before")
+    @classmethod
+    def _not_empty(cls, value: Any) -> Any:
+        """An empty variable is one that is not set."""
+        return None if value == "" else value
+
     @field_validator("store")
     @classmethod
     def _known_store(cls, url: str) -> str:
@@ -219,6 +225,10 @@ class Settings(BaseSettings):
     def _fit_together(self) -> "Settings":
         if self.decoder_kv_blocks_margin >= self.decoder_kv_blocks_ttl:
             raise ValueError("decoder_kv_blocks_margin: must be shorter than decoder_kv_blocks_ttl")
+        if both := {spec.url for spec in self.prefill} & {spec.url for spec in self.decode}:
+            raise ValueError(
+                f"decode: {min(both)} is a prefill worker too; a worker reads from others, not from itself"
+            )
         if self.workers > 1 and self.store == "memory://":
             raise ValueError("store: several processes share conversations through Redis only, not memory://")
         return self

@@ -1,12 +1,15 @@
 """A worker over HTTP: send something, get a typed answer or a typed failure. Nothing is raised but cancellation."""
 
 import asyncio
+import contextlib
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Protocol
 
 import aiohttp
+from aiohttp.client_proto import ResponseHandler
+from aiohttp.tracing import Trace
 
 JSON_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
@@ -64,7 +67,7 @@ class BrokenOff(Exception):
     """A stream ended before its end: connection lost, or nothing came for too long."""
 
 
-@dataclass
+@dataclass(eq=False)
 class Stream:
     """An answer that comes in parts. Must be closed; closing it early makes the engine stop."""
 
@@ -73,6 +76,8 @@ class Stream:
     gap_timeout: float
     """Seconds."""
     _response: aiohttp.ClientResponse = field(repr=False)
+    _open: set["Stream"] = field(repr=False)
+    """All open streams of the worker, this one among them until it is closed."""
 
     async def parts(self) -> AsyncIterator[bytes]:
         """The bytes, in pieces as they arrive. Raises ``BrokenOff``."""
@@ -90,7 +95,30 @@ class Stream:
 
     def close(self) -> None:
         """Give the connection back if all was read, else close it."""
+        self._open.discard(self)
         self._response.close() if not self._response.content.is_eof() else self._response.release()
+
+
+_CONNECTING_AT_ONCE = 64
+
+
+class _PacedConnector(aiohttp.TCPConnector):
+    """Makes few connections at a time.
+
+    Where thousands are begun in one moment, the event loop is busy with beginning them for so long that the time to
+    connect is over before it looks at those that are made.
+    """
+
+    def __init__(self) -> None:
+        # vLLM closes idle connections after 5 s: never use one that is about to be closed.
+        super().__init__(limit=0, keepalive_timeout=4.0, ttl_dns_cache=60)
+        self._pace = asyncio.Semaphore(_CONNECTING_AT_ONCE)
+
+    async def _create_connection(
+        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
+    ) -> ResponseHandler:
+        async with self._pace:
+            return await super()._create_connection(req, traces, timeout)
 
 
 class Upstream:
@@ -102,6 +130,19 @@ class Upstream:
         if worker_api_key is not None:
             self._headers["Authorization"] = f"Bearer {worker_api_key}"
         self._session: aiohttp.ClientSession | None = None
+        self._waits: dict[str, set[asyncio.Timeout]] = {}
+        self._streams: dict[str, set[Stream]] = {}
+
+    def stop_waiting(self, to: Server) -> None:
+        """Whoever waits for ``to`` to begin to answer gets a failure now: it is not there any more."""
+        for limit in self._waits.get(to.url, ()):
+            if not limit.expired():
+                limit.reschedule(asyncio.get_running_loop().time())
+
+    def break_streams(self, to: Server) -> None:
+        """Whoever reads a stream of ``to`` is told that it broke off: what sent it is gone."""
+        for stream in list(self._streams.get(to.url, ())):
+            stream.close()
 
     @property
     def headers(self) -> Mapping[str, str]:
@@ -110,8 +151,7 @@ class Upstream:
 
     async def __aenter__(self) -> "Upstream":
         self._session = aiohttp.ClientSession(
-            # vLLM closes idle connections after 5 s: never use one that is about to be closed.
-            connector=aiohttp.TCPConnector(limit=0, keepalive_timeout=4.0, ttl_dns_cache=60),
+            connector=_PacedConnector(),
             timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
             headers=self._headers,
             auto_decompress=False,
@@ -141,14 +181,17 @@ class Upstream:
     ) -> Answer | Stream | Refused | Failed:
         """Send ``body``; a ``Stream`` where the answer is one (``text/event-stream``), else the whole answer."""
         try:
-            async with asyncio.timeout(first_byte_timeout):
+            async with self._within(to, first_byte_timeout):
                 response = await self._send("POST", to, path, body, request_id)
         except (aiohttp.ClientError, OSError) as error:
             return _unreachable(error, first_byte_timeout)
         if response.status < 300 and response.content_type == "text/event-stream":
-            return Stream(response.status, response.headers.get("Content-Type", ""), gap_timeout, response)
+            streams = self._streams.setdefault(to.url, set())
+            stream = Stream(response.status, response.headers.get("Content-Type", ""), gap_timeout, response, streams)
+            streams.add(stream)
+            return stream
         try:
-            async with asyncio.timeout(gap_timeout):
+            async with self._within(to, gap_timeout):
                 return await _read(response)
         except (aiohttp.ClientError, OSError) as error:
             return _unreachable(error, gap_timeout)
@@ -159,7 +202,7 @@ class Upstream:
         self, method: str, to: Server, path: str, body: bytes | None, timeout: float, request_id: str
     ) -> Answer | Refused | Failed:
         try:
-            async with asyncio.timeout(timeout):
+            async with self._within(to, timeout):
                 response = await self._send(method, to, path, body, request_id)
                 try:
                     return await _read(response)
@@ -167,6 +210,17 @@ class Upstream:
                     response.release()
         except (aiohttp.ClientError, OSError) as error:
             return _unreachable(error, timeout)
+
+    @contextlib.asynccontextmanager
+    async def _within(self, to: Server, seconds: float) -> AsyncIterator[None]:
+        """Bounds a wait for ``to`` in time, and lets ``stop_waiting`` end it."""
+        waits = self._waits.setdefault(to.url, set())
+        async with asyncio.timeout(seconds) as limit:
+            waits.add(limit)
+            try:
+                yield
+            finally:
+                waits.discard(limit)
 
     async def _send(
         self, method: str, to: Server, path: str, body: bytes | None, request_id: str
@@ -196,5 +250,5 @@ def _unreachable(error: BaseException, timeout: float) -> Failed:
         case aiohttp.ClientConnectorError():
             return Failed(f"no connection: {error.os_error.strerror or error.os_error}", sent=False)
         case TimeoutError():
-            return Failed(f"no answer within {timeout:g} s")
+            return Failed(f"no answer within {timeout:g} s, or the worker went down")
     return Failed(f"the connection broke: {type(error).__name__}")

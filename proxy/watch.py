@@ -77,6 +77,8 @@ class Watch:
         if worker.generation != seen.generation:
             if worker.capabilities is not None:
                 log.warning("worker restarted: what it held is gone", worker=worker.name, role=worker.role)
+                self._upstream.stop_waiting(worker)
+                self._upstream.break_streams(worker)
             worker.capabilities = Capabilities(seen.generation)
             worker.discovered = False
             if self._discovering is not None:
@@ -101,6 +103,8 @@ class Watch:
                 log.warning(
                     "worker is down: turns go elsewhere", worker=worker.name, role=worker.role, detail=str(health)
                 )
+                # Streams that still bring something go on.
+                self._upstream.stop_waiting(worker)
             self._metrics.worker_up.labels(worker.role, worker.name).set(worker.up)
             self._metrics.worker_breaker_open.labels(worker.role, worker.name).set(not worker.breaker.closed)
             self._metrics.worker_draining.labels(worker.role, worker.name).set(worker.draining)
@@ -113,7 +117,9 @@ class Watch:
     async def _asked(self) -> None:
         generation = self._server.generation
         try:
-            found = await discover(self._upstream, self._server, _PATIENCE * self._settings.probe_timeout)
+            found = await discover(
+                self._upstream, self._server, self._settings.render, _PATIENCE * self._settings.probe_timeout
+            )
         except ProbeFailed as error:
             log.warning("worker does not tell what it can do; asked again", worker=self._server.name, detail=str(error))
             return
@@ -125,6 +131,7 @@ class Watch:
                 renders=found.renders,
                 tokenizes=found.tokenizes,
                 honours_ids=found.honours_ids,
+                render_server=found.render_server,
             )
             worker.discovered = True
             log.info(

@@ -18,6 +18,9 @@ def server_url(text: str) -> str:
         port = None
     if port is None or url.scheme not in ("http", "https") or not url.host or url.query_string or url.fragment:
         raise ValueError(f"{text!r} is no URL of a worker (http://HOST:PORT)")
+    if url.user is not None or url.password is not None:
+        # It would show in logs and metrics, and collide with the key.
+        raise ValueError(f"{url.host}: a worker's credential goes into worker_api_key or api_key, not into its URL")
     return text.rstrip("/").removesuffix("/v1")
 
 

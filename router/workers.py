@@ -30,6 +30,8 @@ class Capabilities:
     """Dialects whose prompts the worker turns into token ids, exactly as it would for an answer."""
     tokenizes: frozenset[str] = frozenset()
     """Dialects for which ``/tokenize`` was seen to give the same ids as a real request."""
+    render_server: frozenset[str] = frozenset()
+    """Dialects in which the render server, where there is one, was seen to make the same prompts as the worker."""
     honours_ids: frozenset[str] = frozenset()
     """Dialects in which the worker was seen to take ``kv_transfer_params.prompt_token_ids`` for the prompt."""
 

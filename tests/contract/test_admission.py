@@ -217,7 +217,7 @@ async def pass_through(admission: Admission) -> None:
 
 
 def test_places_are_those_of_the_decode_workers_that_are_up() -> None:
-    workers = [SimpleNamespace(up=False), SimpleNamespace(up=False)]
+    workers = [SimpleNamespace(up=False, draining=False), SimpleNamespace(up=False, draining=False)]
     pool = cast(Pool, SimpleNamespace(all=lambda role: workers if role is Role.DECODE else []))
     assert decode_places(pool, 0)() == float("inf")
     places = decode_places(pool, 10)

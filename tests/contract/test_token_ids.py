@@ -67,9 +67,21 @@ async def test_an_entry_that_could_not_be_verified_went_back(make_house: MakeHou
     async with make_house(engines={"kv_recompute_threshold": 16}, render_timeout=0.3) as house:
         first = await house.say(chat([user(OPENING)]))
         body = chat([user(OPENING), first.as_history, user("Go on.")])
+        for engine in house.engines:
+            engine.hang_next(when=lambda r: r.path.endswith("/render"))
+        said = await house.say(body)
+        assert (said.outcome, said.reason) == ("unsupported", "no_token_ids")
+        # Meanwhile the turn itself left a newer one; the older is given back.
+        await house.settled()
+        assert len(house.decode.retained) == 1
+
+
+async def test_a_worker_that_does_not_render_in_time_is_not_the_only_one_asked(make_house: MakeHouse) -> None:
+    async with make_house(engines={"kv_recompute_threshold": 16}, render_timeout=0.3) as house:
+        first = await house.say(chat([user(OPENING)]))
         house.prefill.hang_next(when=lambda r: r.path.endswith("/render"))
-        response = await house.proxy.post(CHAT, body | {"n": 1}, x_conversation_id="c")
-        assert response.headers["x-turnback-reason"] == "no_token_ids"
+        said = await house.say(chat([user(OPENING), first.as_history, user("Go on.")]))
+        assert said.outcome == "hit"
 
 
 async def test_engines_that_tell_no_ids_at_all_are_served_plain(make_house: MakeHouse) -> None:
@@ -121,9 +133,25 @@ async def test_a_render_server_of_its_own_is_asked_when_there_is_one(make_house:
     async with Cluster() as elsewhere:
         server = await elsewhere.start("render")
         async with make_house(engines={"kv_recompute_threshold": 16}, render=server.url) as house:
+            server.requests.clear()
             first = await house.say(chat([user(OPENING)]))
             assert (await house.say(chat([user(OPENING), first.as_history, user("Go on.")]))).outcome == "hit"
             assert [r.path for r in server.requests] == [f"{CHAT}/render"]
+
+
+async def test_a_render_server_that_makes_other_prompts_than_the_workers_is_not_believed(
+    make_house: MakeHouse,
+) -> None:
+    async with Cluster() as elsewhere:
+        server = await elsewhere.start("render")
+        wrong = {"request_id": "r", "token_ids": [1, 2, 3], "features": None}
+        server.fail_next(status=200, body=wrong, times=1000, when=lambda r: r.path.endswith("/render"))
+        async with make_house(engines={"kv_recompute_threshold": 16}, render=server.url) as house:
+            server.requests.clear()
+            first = await house.say(chat([user(OPENING)]))
+            assert (await house.say(chat([user(OPENING), first.as_history, user("Go on.")]))).outcome == "hit"
+            assert not server.requests
+            assert not house.cluster.hazards
 
 
 @pytest.mark.parametrize("include_reasoning", [True, False])
