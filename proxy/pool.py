@@ -161,13 +161,15 @@ class Pool:
         now = self._clock()
         return any(not worker.given_up(now) for worker in self.all(role))
 
-    def choose(self, role: Role, *, preferred: str | None = None, tried: tuple[str, ...] = ()) -> Worker:
+    def choose(
+        self, role: Role, *, preferred: str | None = None, tried: tuple[str, ...] = (), tokens: int | None = None
+    ) -> Worker:
         """The worker for the next leg, by the setting ``policy``.
 
         ``preferred`` is the name of the one that holds something of the conversation; those ``tried`` in
-        this turn come last.
+        this turn come last, and before them those without room for ``tokens`` tokens.
         """
-        wish = Wish(preferred, tried)
+        wish = Wish(preferred, tried, tokens)
         chosen = select(self._settings.policy, self.all(role), wish, self._bound, self._clock(), self._chance)
         if chosen is None:
             raise RuntimeError(f"there is no {role} worker")

@@ -72,7 +72,9 @@ class Room:
             return
         entries = self._ledger.on(worker.name, worker.generation)
         needed = cache.needed(prompt_tokens, max_tokens)
-        ours = retained_blocks(entries) + -(-worker.in_flight_tokens // cache.block_size)
+        # The turn's own tokens are among those in flight.
+        running = max(0, worker.in_flight_tokens - prompt_tokens)
+        ours = retained_blocks(entries) + -(-running // cache.block_size)
         if not entries or ours + needed <= cache.blocks * _QUIET_SHARE:
             return
         used = max(ours, await self._reported(worker, cache))

@@ -148,10 +148,15 @@ class Turns:
 
         What prefill computed is then not given to another decode worker: it may have been read.
         """
-        worker = self._pool.choose(Role.DECODE, preferred=recalled.decode, tried=setbacks.failed(Role.DECODE))
+        tokens = report.prompt_tokens
+        worker = self._pool.choose(
+            Role.DECODE, preferred=recalled.decode, tried=setbacks.failed(Role.DECODE), tokens=tokens
+        )
         report.decode = worker.name
         try:
-            await self._room.make(worker, report.prompt_tokens, call.request.max_tokens)
+            # Counted from now on, so that turns which are chosen a worker meanwhile see each other.
+            with self._pool.leg(worker, tokens or 0):
+                await self._room.make(worker, tokens, call.request.max_tokens)
         except asyncio.CancelledError:
             self._abandoned.prefilled(call, recalled.key, report, worker, prefilled)
             raise

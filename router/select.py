@@ -45,6 +45,8 @@ class Wish:
     """Name of the worker that holds something of the conversation."""
     tried: tuple[str, ...] = ()
     """Names of those that failed in this turn."""
+    tokens: int | None = None
+    """That the worker will have to hold; None if that is not known, or no matter."""
 
 
 def choose(workers: Iterable[Worker], filters: Sequence[Filter], scores: Sequence[Score]) -> Worker | None:
@@ -63,7 +65,7 @@ def select(
 ) -> Worker | None:
     """The worker for a leg by ``policy``; None if there is none at all. ``now`` as in ``Worker.available``."""
     load = load_at(now)
-    may = (not_tried(wish.tried), is_available(now), not_draining)
+    may = (not_tried(wish.tried), is_available(now), not_draining, has_room(wish))
     match policy:
         case "cache_aware":
             return choose(workers, (*may, held_within(wish.holder, bound, load)), (least(load), longest_unused))
@@ -114,6 +116,29 @@ def is_available(now: float) -> Filter:
 def not_draining(workers: Sequence[Worker]) -> Sequence[Worker]:
     """Those that are to get new work; all if none is: a turn is better served by one of them than not at all."""
     return [worker for worker in workers if not worker.draining] or workers
+
+
+def has_room(wish: Wish) -> Filter:
+    """Those that can hold the request beside all they hold; all if none can.
+
+    The conversation's own holder stays, whatever it holds: room can be made there, and it needs the least.
+    """
+
+    def keep(workers: Sequence[Worker]) -> Sequence[Worker]:
+        if wish.tokens is None:
+            return workers
+        return [worker for worker in workers if worker.name == wish.holder or _fits(worker, wish.tokens)] or workers
+
+    return keep
+
+
+def _fits(worker: Worker, tokens: int) -> bool:
+    """Whether ``worker``, as far as it tells, has so many tokens' blocks free."""
+    found, told = worker.capabilities, worker.reported
+    if found is None or not found.num_blocks or not found.block_size or told is None or told.kv_usage is None:
+        return True
+    free = found.num_blocks * found.block_size * (1 - told.kv_usage)
+    return tokens <= free
 
 
 def held_within(holder: str | None, bound: Bound, load: Score) -> Filter:

@@ -30,7 +30,7 @@ from router.select import (
     select,
     two_of,
 )
-from router.workers import Reported, Role, Worker
+from router.workers import Capabilities, Reported, Role, Worker
 
 POLICIES = get_args(Policy)
 BOUND = Bound(factor=1.5, slack=10_000)
@@ -375,3 +375,23 @@ def test_two_of_are_two() -> None:
     assert seen == {worker.name for worker in pool}
     assert len(two_of(Random(0))(pool)) == 2
     assert two_of(Random(0))(pool[:2]) == pool[:2]
+
+
+def full(name: str, usage: float | None) -> Worker:
+    """With a cache of 1,600 tokens, so much of it in use."""
+    reported = Reported(0.0, running=0, waiting=0, kv_usage=usage, ours=0)
+    capabilities = Capabilities("1", block_size=16, num_blocks=100)
+    return Worker(name, Role.DECODE, health=up(), capabilities=capabilities, reported=reported)
+
+
+def test_a_conversation_goes_where_there_is_room_for_it() -> None:
+    pool = [full("http://a", 0.95), full("http://b", 0.5), full("http://c", 0.95)]
+    for _ in range(5):
+        assert Choosing("cache_aware", pool)(Wish(tokens=400)) is pool[1]
+    assert Choosing("cache_aware", pool)(Wish("http://c", tokens=400)) is pool[2], "its holder can make room"
+    assert Choosing("cache_aware", pool)(Wish(tokens=10_000)) in pool, "none has room: any is as good"
+
+
+def test_a_worker_that_does_not_tell_how_full_it_is_counts_as_empty() -> None:
+    pool = [full("http://a", 0.95), full("http://b", None)]
+    assert Choosing("cache_aware", pool)(Wish(tokens=400)) is pool[1]
