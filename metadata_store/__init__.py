@@ -9,7 +9,10 @@ from metadata_store.memory import MemoryStore
 from metadata_store.record import Holding, Record
 from metadata_store.redis import RedisStore
 
-__all__ = ["Absent", "Holding", "Record", "Store", "StoreError", "UnreadableEntry", "open_store"]
+__all__ = ["MEMORY", "Absent", "Holding", "Record", "Store", "StoreError", "UnreadableEntry", "open_store"]
+
+MEMORY = "memory://"
+"""URL of the store in this process."""
 
 
 def open_store(url: str, timeout: float, clock: Callable[[], float] = time.time) -> Store:
@@ -17,7 +20,7 @@ def open_store(url: str, timeout: float, clock: Callable[[], float] = time.time)
 
     ``timeout`` in seconds bounds every call; ``clock`` tells the seconds since the epoch.
     """
-    if url == "memory://":
+    if url == MEMORY:
         return MemoryStore(clock)
     if url.startswith(connections.SCHEMES):
         return RedisStore(url, timeout, clock)

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from fastapi import FastAPI, Request, Response
 from starlette.routing import Route
 
-from metadata_store import open_store
+from metadata_store import MEMORY, open_store
 from proxy.abandoned import Abandoned
 from proxy.admission import Admission, decode_places
 from proxy.answer import AnswerLeg
@@ -47,7 +47,7 @@ def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | No
     ``drain`` is how whoever runs it has it end.
     """
     set_up_logging(settings)
-    clock = clock or (_steady() if settings.store == "memory://" else time.time)
+    clock = clock or (_steady() if settings.store == MEMORY else time.time)
     key = settings.worker_api_key
     metrics = Metrics()
     upstream = Upstream(settings.connect_timeout, key.get_secret_value() if key else None)
@@ -101,6 +101,8 @@ def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | No
                     await config_watch.stop()
                 await departures.stop()
                 await room.stop()
+                if settings.store == MEMORY:
+                    await room.give_back_everything(_PATIENCE)
                 await pool.stop()
                 await background.stop(_PATIENCE)
                 await store.close()

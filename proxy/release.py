@@ -39,6 +39,7 @@ class Why(StrEnum):
     IDLE = "idle"
     BUDGET = "budget"
     PRESSURE = "pressure"
+    SHUTDOWN = "shutdown"
 
 
 class Releaser:

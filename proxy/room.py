@@ -127,6 +127,18 @@ class Room:
                 await self._release(keys, why)
             self._count(worker, self._ledger.on(worker.name, worker.generation))
 
+    async def give_back_everything(self, patience: float) -> None:
+        """Release all entries: with this process ends the only store that knows of them.
+
+        Otherwise their blocks would be in the way of its successor's turns until the engine's TTL. Waits for it up to
+        ``patience`` seconds.
+        """
+        releases: list[asyncio.Task[None]] = []
+        for worker in self._pool.all(Role.DECODE):
+            releases += await self._release(self._ledger.on(worker.name, worker.generation), Why.SHUTDOWN)
+        if releases:
+            await asyncio.wait(releases, timeout=patience)
+
     async def _release(self, keys: Iterable[str], why: Why) -> list[asyncio.Task[None]]:
         """Take the entries, so that no turn can use them any more, and have their blocks freed."""
         under_way = []

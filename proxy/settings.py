@@ -19,7 +19,7 @@ from pydantic_settings import (
     SettingsError,
 )
 
-from metadata_store import open_store
+from metadata_store import MEMORY, open_store
 from metadata_store.keys import derive_secret
 from proxy.worker_spec import AnyWorkerSpec, WorkerSpec, server_url
 from router.select import Policy
@@ -229,7 +229,7 @@ class Settings(BaseSettings):
             raise ValueError(
                 f"decode: {min(both)} is a prefill worker too; a worker reads from others, not from itself"
             )
-        if self.workers > 1 and self.store == "memory://":
+        if self.workers > 1 and self.store == MEMORY:
             raise ValueError("store: several processes share conversations through Redis only, not memory://")
         return self
 
@@ -238,7 +238,7 @@ class Settings(BaseSettings):
         """The key of all hashes. Random for ``memory://``: what it protects ends with the process."""
         if self.secret is not None:
             return derive_secret(self.secret.get_secret_value())
-        if self.store == "memory://":
+        if self.store == MEMORY:
             return secrets.token_bytes(32)
         return derive_secret(self.store)
 

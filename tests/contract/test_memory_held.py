@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 
+from proxy.settings import Settings
 from tests.contract.answers import CHAT, OPENING, chat, user
 from tests.contract.conftest import House, Json, MakeHouse
-from tests.running import eventually
-from tests.simulator import Recorded
+from tests.running import eventually, running
+from tests.simulator import Cluster, Recorded
 
 ENGINES = {"kv_recompute_threshold": 16}
 
@@ -80,6 +81,21 @@ async def test_a_deleted_conversation_gives_its_blocks_back(house: House) -> Non
     assert (await house.proxy.client.get("/v1/conversations/over")).status_code == 404
     assert (await house.proxy.client.delete("/v1/conversations/over")).status_code == 404
     assert (await house.say(chat(story(1)), "over")).outcome == "first"
+
+
+async def test_a_router_that_ends_leaves_nothing_held_that_only_it_knew_of() -> None:
+    """Its successor would find decode full of blocks that nobody can name, until their TTL."""
+    async with Cluster() as cluster:
+        prefill = await cluster.start("p", **ENGINES)
+        decode = await cluster.start("d", **ENGINES)
+        chosen = Settings(prefill=[prefill.url], decode=[decode.url], kv_recompute_threshold=16)  # type: ignore[list-item]
+        async with running(chosen, cluster.clock.now) as proxy:
+            await proxy.probed()
+            for number in range(3):
+                await proxy.post(CHAT, chat(story(number)), x_conversation_id=f"c{number}")
+            assert len(decode.retained) == 3
+        assert not decode.retained
+        assert not cluster.hazards
 
 
 async def test_a_conversation_id_that_is_too_long_is_refused(house: House) -> None:
