@@ -14,6 +14,9 @@ from router.kv_params import Members
 
 _MARKS = (b"token_ids", b"kv_transfer_params", b'"error"')
 _choices = msgspec.json.Decoder(list[Members]).decode
+_ENDS_RETAINED = frozenset({"stop", "length", "tool_calls", "function_call"})
+"""Finish reasons of an engine's stop or length, as the APIs show them; after any other it frees at once."""
+
 _NULL = msgspec.Raw(b"null")
 _NO_CHOICES = msgspec.Raw(b"[]")
 _EMPTY_DELTA = msgspec.Raw(b"{}")
@@ -38,7 +41,12 @@ class Harvest:
     @property
     def complete(self) -> bool:
         """Whether all was learned that the next turn needs: it comes with the last chunk that says something."""
-        return self.params is not None and self.finished is not None and not self.failed
+        return self.params is not None and self.ended_well
+
+    @property
+    def ended_well(self) -> bool:
+        """Whether the answer came to an end of the kind after which the engine retains blocks."""
+        return not self.failed and self.finished in _ENDS_RETAINED
 
     @property
     def tokens(self) -> list[int] | None:

@@ -3,12 +3,15 @@
 from dataclasses import dataclass
 
 import msgspec
+import structlog
 
 from proxy.body import dump, raw
 from proxy.dialects import DIALECTS, Dialect
 from proxy.harvest import Harvest
 from proxy.upstream import Answer, Failed, Refused, RenderServer, Server, Upstream
 from router.kv_params import Members, first_turn
+
+log = structlog.get_logger()
 
 _QUESTIONS: dict[str, Members] = {
     # Enough roles that a template which treats them differently shows.
@@ -55,7 +58,7 @@ async def discover(upstream: Upstream, server: Server, render: str | None, timeo
             continue
         if await _rendered(upstream, server, dialect, question, timeout) == truth:
             renders.add(dialect.name)
-        if render and await _rendered(upstream, RenderServer(render), dialect, question, timeout) == truth:
+        if render is not None and await _agrees(upstream, RenderServer(render), dialect, question, truth, timeout):
             agreed.add(dialect.name)
         if await _tokenized(upstream, server, dialect, question, timeout) == truth:
             tokenizes.add(dialect.name)
@@ -117,6 +120,22 @@ async def _rendered(
         return dialect.rendered_ids(answer.body) if answer is not None else None
     except msgspec.DecodeError:
         return None
+
+
+async def _agrees(
+    upstream: Upstream, render: RenderServer, dialect: Dialect, question: Members, truth: list[int], timeout: float
+) -> bool:
+    """Whether the render server makes the worker's prompt. If it does not answer, the worker is none the worse."""
+    try:
+        agrees = await _rendered(upstream, render, dialect, question, timeout) == truth
+    except ProbeFailed:
+        agrees = False
+    if not agrees:
+        log.warning(
+            "the render server does not make a worker's prompts, or does not answer: the workers are asked instead",
+            endpoint=dialect.name,
+        )
+    return agrees
 
 
 async def _tokenized(

@@ -1,6 +1,9 @@
 """A prompt's token ids, as the engine would make them, without an answer."""
 
+import time
+
 import msgspec
+import structlog
 
 from proxy.body import dump
 from proxy.dialects import ClientRequest, Dialect
@@ -10,7 +13,12 @@ from proxy.settings import Settings
 from proxy.telemetry import Metrics
 from proxy.upstream import Answer, Failed, Refused, RenderServer, Server, Upstream
 
+log = structlog.get_logger()
+
 _TRIES = 2
+
+_REST_SECONDS = 10.0
+"""In which a render server that failed is not asked again: it would cost every turn its time-out."""
 
 
 class PromptIds:
@@ -21,6 +29,14 @@ class PromptIds:
         self._pool = pool
         self._upstream = upstream
         self._metrics = metrics
+        self._render_rests_until = 0.0
+
+    @property
+    def _render_server(self) -> RenderServer | None:
+        """The render server, if there is one and it did not just fail."""
+        if self._settings.render is None or time.monotonic() < self._render_rests_until:
+            return None
+        return RenderServer(self._settings.render)
 
     async def of(self, dialect: Dialect, request: ClientRequest) -> list[int] | None:
         """The ids; None if nobody tells them, or not surely right, or the engine would refuse the request."""
@@ -30,8 +46,12 @@ class PromptIds:
             return await self._asked(dialect, request)
 
     async def _asked(self, dialect: Dialect, request: ClientRequest) -> list[int] | None:
-        if self._settings.render is not None and self._pool.trusts_render(dialect.name):
-            return self._ids(dialect, await self._rendered(RenderServer(self._settings.render), dialect, request))
+        if self._render_server is not None and self._pool.trusts_render(dialect.name):
+            answer = await self._rendered(self._render_server, dialect, request)
+            if not isinstance(answer, Failed):
+                return self._ids(dialect, answer)
+            self._render_rests_until = time.monotonic() + _REST_SECONDS
+            log.warning("the render server does not answer: workers are asked for a while", detail=answer.detail)
         tried: tuple[str, ...] = ()
         for _ in range(_TRIES):
             worker = self._pool.rendering(dialect.name, tried)

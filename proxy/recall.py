@@ -1,7 +1,7 @@
 """Before the first leg: what decode still holds for the conversation, and how much of it may be reused."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from metadata_store import Absent, Record
 from proxy.background import Background
@@ -95,12 +95,15 @@ class Recall:
                 Reason.PAST_DEADLINE if expired else Reason.NOTHING_RETAINED,
             )
             return nothing
+        # Nothing is sent to an engine here: whatever ends the verification early, a client that leaves included, the
+        # entry goes back; once, as another turn may take it right after.
+        untouched: Record | None = taken
         try:
-            return await self._verify(call, call.key, report, taken)
-        except BaseException:
-            # The client went away, and nothing was sent to an engine yet.
-            self._background.start(self._put_back(call.key, taken))
-            raise
+            recalled, untouched = await self._verify(call, call.key, report, taken)
+            return recalled
+        finally:
+            if untouched is not None:
+                await asyncio.shield(self._background.start(self._put_back(call.key, untouched)))
 
     async def _take(self, key: str) -> Record | Absent | Unavailable:
         """Take the entry; if the client leaves meanwhile, what was taken goes back."""
@@ -120,21 +123,20 @@ class Recall:
     async def _put_back(self, key: str, record: Record) -> None:
         await self._memory.restore(key, record)
 
-    async def _verify(self, call: Call, key: str, report: Report, record: Record) -> Recalled:
+    async def _verify(self, call: Call, key: str, report: Report, record: Record) -> tuple[Recalled, Record | None]:
+        """What the turn knows then, and the entry if it was left as it is."""
+        nothing = Recalled(key=key, prefill=record.prefill, decode=record.worker)
         report.turn = record.turn + 1
         holder = self._pool.find(Role.DECODE, record.worker)
         gone = holder_state(record, holder, self._clock())
         if gone is not None:
             report.label(gone.outcome, gone.reason)
-            if gone.reason is Reason.WORKER_DOWN:
-                # It may come back as it was.
-                await self._memory.restore(key, record)
-            return Recalled(key=key, prefill=record.prefill, decode=record.worker)
+            # A worker that is down may come back as it was.
+            return nothing, record if gone.reason is Reason.WORKER_DOWN else None
         ids = await self._prompt_ids.of(call.dialect, call.request)
         if ids is None:
             report.label(Outcome.UNSUPPORTED, Reason.NO_TOKEN_IDS)
-            await self._memory.restore(key, record)
-            return Recalled(key=key, prefill=record.prefill, decode=record.worker)
+            return nothing, record
         prefill = self._pool.choose(Role.PREFILL, preferred=record.prefill)
         conditions = Conditions(self._clock(), call.scope, self._settings.kv_recompute_threshold)
         decision = decide(record, ids, holder, prefill, conditions)
@@ -142,7 +144,6 @@ class Recall:
         if isinstance(decision, NoReuse):
             diverged = decision.outcome is Outcome.DIVERGED
             self._releaser.release_record(record, Why.DIVERGED if diverged else Why.UNUSED)
-            return Recalled(ids=ids, key=key, prefill=record.prefill, decode=record.worker)
+            return replace(nothing, ids=ids), None
         report.reused_tokens = decision.tokens
-        verified = Verified(record, decision, prefill)
-        return Recalled(ids=ids, verified=verified, key=key, prefill=record.prefill, decode=record.worker)
+        return replace(nothing, ids=ids, verified=Verified(record, decision, prefill)), None

@@ -106,7 +106,9 @@ class Releaser:
                 answer = await self._upstream.post(
                     prefill, "/v1/completions", body, _TIMEOUT, request_id=f"release-{uuid.uuid4().hex}"
                 )
-                leg.ended(answer)
+                if not isinstance(answer, Failed) or answer.status is None:
+                    # One that is answered with 5xx could not reach decode: that is not this worker's fault.
+                    leg.ended(answer)
             if not isinstance(answer, Failed):
                 break
             tried = (*tried, prefill.name)

@@ -75,13 +75,17 @@ class Remember:
         mode: str,
         finished: float,
     ) -> None:
-        if harvest.failed:
+        if not harvest.ended_well:
             return
         if harvest.params is None:
             self._missing(call, leg.worker, harvest, mode)
             return
         if leg.worker.generation != leg.generation:
-            # It restarted since: what it held is gone.
+            # It restarted since, or before and that was seen only now. The blocks are gone, or nobody can tell whose
+            # they are: if there are any, they are given back.
+            self._releaser.release(
+                leg.worker.name, leg.worker.generation, bytes(harvest.params), call.request.model, Why.UNWANTED
+            )
             return
         record = None if key is None else self._record(call, report, leg, harvest, finished)
         if record is None or key is None:
@@ -148,8 +152,7 @@ class Remember:
 
     def _missing(self, call: Call, decode: Worker, harvest: Harvest, mode: str) -> None:
         """Say once for each start of a worker why its answers cannot be reused."""
-        stopped_on_text = call.request.stops_on_text and harvest.finished == "stop"
-        if harvest.finished is None or stopped_on_text:
+        if call.request.stops_on_text and harvest.finished == "stop":
             # The engine keeps nothing of an answer that was cut at a stop string.
             return
         self._metrics.without_params.labels(decode.name, mode).inc()

@@ -50,6 +50,9 @@ class Admin:
             self._refuse_if_several()
             members = _object(await request.body())
             role, spec = _named(members)
+            (other,) = (one for one in Role if one is not role)
+            if self._pool.at(other, spec.url):
+                raise _conflict(f"{spec.url} is a {other} worker; a worker reads from others, not from itself.")
             known = self._pool.spec(role, spec.url)
             if known is not None and any(
                 getattr(spec, name) != getattr(known, name) for name in members.keys() - {"role"}
