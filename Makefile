@@ -60,3 +60,10 @@ clean:
 .PHONY: bench-ttft
 bench-ttft: setup
 	$(PY) -m bench.ttft $(BENCH_ARGS)
+
+# Conversations at random through two routers while workers, connections and the store fail; SEED= replays one.
+SEED ?=
+TURNS ?= 10000
+.PHONY: soak
+soak: $(READY)
+	$(PY) -m tests.soak --turns $(TURNS) $(addprefix --seed ,$(SEED))
