@@ -156,3 +156,22 @@ async def _failed(house: Fleet, call: str) -> bool:
 def _probes(house: Fleet) -> list[object]:
     engines: list[SimEngine] = house.engines
     return [probe for engine in engines for probe in engine.probes]
+
+
+@pytest.mark.xfail(reason="F7")
+async def test_a_store_that_came_back_fails_no_call_any_more(redis_server: RedisServer) -> None:
+    """Connections that were made before it went down are not tried one after the other."""
+    async with fleet(store=redis_server.url, store_pause=0.0, engines={"transfer_seconds": 0.05}) as house:
+        several = [chat([user(f"{number}. {OPENING}")]) for number in range(8)]
+
+        async def at_once() -> None:
+            await asyncio.gather(*(house.say(body, f"c{number}") for number, body in enumerate(several)))
+
+        await at_once()
+        redis_server.stop()
+        await house.say(several[0], "c0")
+        redis_server.start()
+        await house.say(several[0], "c0")
+        failed = await house.proxy.metric("turnback_store_failures_total")
+        await at_once()
+        assert await house.proxy.metric("turnback_store_failures_total") == failed

@@ -19,7 +19,7 @@ from tests.soak.turns import Clients
 CONVERSATIONS = 200
 CHAPTER = 1000
 """Turns between two accounts."""
-AT_ONCE = 12
+AT_ONCE = 24
 _SETTLED_WITHIN = 20.0
 _OUTLIVED = 2.0
 """Seconds for what goes on in the background when all turns are over: releases, and what clients left."""
@@ -113,24 +113,32 @@ async def _settled(made: House, clients: Clients, when: str) -> list[str]:
 
 
 async def _surplus(made: House, clients: Clients) -> list[str]:
-    """What decode retains and no entry tells of, and the other way round."""
+    """What decode retains, no entry tells of, and nothing excuses."""
     told = await made.entries()
     found = []
     for engine in made.decode:
         for kept in engine.retained:
+            request = next((r for r in engine.requests if kept.request_id in r.request_ids), None)
+            turn = "" if request is None else str(request.json.get("user", ""))
+            takeover = request is not None and request.json.get("max_tokens") == 1
             place = (engine.url, len(kept.blocks))
+            if _excused(clients, kept.request_id, turn, takeover=takeover):
+                continue
             if told[place]:
                 told[place] -= 1
             else:
-                request = next((r for r in engine.requests if kept.request_id in r.request_ids), None)
-                turn = "" if request is None else str(request.json.get("user", ""))
-                takeover = request is not None and request.json.get("max_tokens") == 1
-                # Only time frees what decode finished when its answer could not reach anybody: the client had left,
-                # or the connection was cut just then. Or what the store forgot.
-                unseen = turn in clients.left and not takeover
-                cut = " of decodes" in clients.trouble.struck.get(turn, "")
-                if not (unseen or cut or kept.request_id in clients.trouble.lost or turn in clients.trouble.killed):
-                    found.append(f"{engine.name}: {kept.request_id}, {len(kept.blocks)} blocks, of {turn}")
-    # An entry of a worker's earlier start tells of nothing that could be held.
-    found += [f"an entry of {number} x {place} that is not held" for place, number in told.items() if number > 99]
+                trouble = clients.trouble
+                found.append(
+                    f"{engine.name}: {kept.request_id}, {len(kept.blocks)} blocks, of {turn}"
+                    f" (struck by {trouble.struck.get(turn)}; {trouble.when(turn)})"
+                )
     return found
+
+
+def _excused(clients: Clients, request_id: str, turn: str, *, takeover: bool) -> bool:
+    """Whether only time frees it: what the store forgot, and what decode finished when its answer could not reach
+    anybody, as the client had left, or the connection was cut just then."""
+    trouble = clients.trouble
+    unseen = turn in clients.left and not takeover
+    cut = " of decodes" in trouble.struck.get(turn, "")
+    return unseen or cut or request_id in trouble.lost or turn in trouble.killed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from random import Random
@@ -30,6 +31,9 @@ class Trouble:
     """Engine requests whose blocks nobody knows of any more, since the store was."""
     running: set[str] = field(default_factory=set)
     """Turns that run now."""
+    story: list[tuple[float, str]] = field(default_factory=list)
+    """What happened when, in seconds; ``begun`` tells the same of each turn."""
+    begun: dict[str, float] = field(default_factory=dict)
     _under_way: dict[str, asyncio.Task[None]] = field(default_factory=dict)
     """Workers and the store, while they are gone: one prefill, one decode, and the store at most."""
 
@@ -44,6 +48,15 @@ class Trouble:
             self._begin(role, self._restart(engine))
         elif what < 0.174:
             self._begin("store", self._outage())
+
+    def when(self, turn: str) -> str:
+        """What was going on around the beginning of a turn."""
+        begun = self.begun.get(turn, 0.0)
+        near = [f"{what} {at - begun:+.1f} s" for at, what in self.story if abs(at - begun) < 10]
+        return ", ".join(near) or "nothing near"
+
+    def _tell(self, what: str) -> None:
+        self.story.append((time.monotonic(), what))
 
     async def over(self) -> None:
         """Order nothing more; wait until everybody is back."""
@@ -91,17 +104,21 @@ class Trouble:
 
     async def _restart(self, engine: SimEngine) -> None:
         self.killed |= self.running
+        self._tell(f"{engine.name} killed")
         await engine.stop()
         await asyncio.sleep(DOWN_SECONDS)
         self.killed |= self.running
         await engine.start()
+        self._tell(f"{engine.name} started")
 
     async def _outage(self) -> None:
         """Redis crashes and comes back empty."""
         self._lose()
+        self._tell("store killed")
         self.house.redis.stop()
         await asyncio.sleep(DOWN_SECONDS / 4)
         await asyncio.to_thread(self.house.redis.start)
+        self._tell("store started")
         # What was being stored at that time is not there either.
         await asyncio.sleep(DOWN_SECONDS / 2)
         self._lose()

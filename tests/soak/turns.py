@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import time
 from collections import Counter
 from dataclasses import dataclass, field
 from random import Random
@@ -41,6 +42,7 @@ class Clients:
         sent = body(messages, number, self.chance)
         name: str = sent["user"]
         self.trouble.running.add(name)
+        self.trouble.begun[name] = time.monotonic()
         try:
             asking = asyncio.create_task(self._ask(conversation, messages, sent))
             if self.chance.random() < _LEAVES:
