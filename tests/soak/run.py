@@ -80,11 +80,12 @@ async def _chapter(clients: Clients, everybody: list[Conversation], numbers: ran
 
 async def _accounts(made: House, clients: Clients, everybody: list[Conversation]) -> list[str]:
     """What is held that should not be: beside the entries; after they are deleted; when all times have run out."""
-    await eventually(made.up)
     try:
+        await eventually(made.up)
         await eventually(made.at_rest)
     except AssertionError:
-        return [f"still at work: {await made.at_work()}"]
+        states = [await made.get(f"{proxy}/ready") for proxy in made.proxies]
+        return [f"not all up, or still at work: {await made.at_work()}, {states}"]
     await asyncio.sleep(_OUTLIVED)
     made.cluster.clock.advance(LEASE)
     wrong = await _settled(made, clients, "beside the entries")
