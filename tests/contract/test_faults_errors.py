@@ -212,6 +212,20 @@ async def _changed(house: Fleet, engine: SimEngine, before: str) -> bool:
     return await _generation(house, engine) != before
 
 
+@pytest.mark.parametrize("question", ["/v1/chat/completions", "/v1/chat/completions/render"])
+async def test_a_question_about_abilities_that_fails_once_does_not_cost_reuse_for_good(question: str) -> None:
+    async with fleet() as house:
+        for engine in house.engines:
+            engine.fail_next(status=503, when=lambda r: r.path == question and r.method == "POST")
+            before = await _generation(house, engine)
+            await engine.restart()
+            await eventually(lambda engine=engine, before=before: _changed(house, engine, before))  # type: ignore[misc]
+        await eventually(lambda: not any(engine.faults.pending for engine in house.engines))
+        await house.proxy.probed()
+        second = await house.begun()
+        assert (await house.say(second)).outcome == "hit"
+
+
 class Flapping:
     """Fails every second health probe."""
 

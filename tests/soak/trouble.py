@@ -87,6 +87,8 @@ class Trouble:
                 return False
             members = request.json
             turn = members.get("user", "")
+            if not turn and when is not releases:
+                return False  # a question about what a worker can do
             if turn in self.struck or (streams and not members.get("stream")):
                 return False
             if turn:
