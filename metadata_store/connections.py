@@ -90,10 +90,16 @@ def everywhere(client: Client) -> dict[str, Any]:
     return {} if isinstance(client, Redis) else {"target_nodes": RedisCluster.PRIMARIES}
 
 
+async def drop_idle(client: Client) -> None:
+    """Close the connections that nobody uses; a cluster's client looks after them by itself."""
+    if isinstance(client, Redis):
+        await client.connection_pool.disconnect(inuse_connections=False)
+
+
 async def look_again(client: Client) -> None:
     """After an answer of a replica: where that master was, may be another by now, or elsewhere."""
     if isinstance(client, Redis):
-        await client.connection_pool.disconnect(inuse_connections=False)
+        await drop_idle(client)
     else:
         # Redirections tell the library of slots, not whether who had them before is a master at all.
         await client.nodes_manager.initialize()

@@ -30,6 +30,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import (
     MasterDownError,
     NoPermissionError,
@@ -200,6 +201,10 @@ class RedisStore:
                     return await ask()
                 except (ReadOnlyError, MasterDownError):
                     await connections.look_again(self._redis)
+                    raise
+                except (RedisConnectionError, OSError):
+                    # Those that idle are from before the same restart, and each of them would fail a call too.
+                    await connections.drop_idle(self._redis)
                     raise
         except TimeoutError as error:
             raise StoreError(f"Redis did not answer within {self._timeout} s") from error

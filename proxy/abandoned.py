@@ -10,6 +10,7 @@ from proxy.answer import AnswerLeg
 from proxy.background import Background
 from proxy.call import Call, Report
 from proxy.prefill import Prefilled
+from proxy.recall import Recalled
 from proxy.release import Releaser, Why
 from proxy.remember import DecodeLeg, Remember
 from proxy.upstream import Failed
@@ -31,13 +32,13 @@ class Abandoned:
         self._grace = grace
         self._background = background
 
-    def prefilled(self, call: Call, key: str | None, report: Report, worker: Worker, found: Prefilled) -> None:
+    def prefilled(self, call: Call, recalled: Recalled, report: Report, worker: Worker, found: Prefilled) -> None:
         """Prefill keeps blocks that were never offered to decode.
 
         Decode takes them over with one token: that frees them on prefill, and keeps the prompt's KV for the
         same turn, tried again.
         """
-        self._background.start(self._take_over(call, key, report, worker, found))
+        self._background.start(self._take_over(call, recalled, report, worker, found))
 
     def reusing(self, record: Record) -> None:
         """A prefill leg was given up that may or may not have read decode's blocks.
@@ -46,11 +47,13 @@ class Abandoned:
         """
         self._background.start(self._give_back(record))
 
-    async def _take_over(self, call: Call, key: str | None, report: Report, worker: Worker, found: Prefilled) -> None:
-        ids = found.ids if worker.honours_ids(call.dialect.name) else None
+    async def _take_over(
+        self, call: Call, recalled: Recalled, report: Report, worker: Worker, found: Prefilled
+    ) -> None:
+        ids = found.ids if recalled.ids_say_all and worker.honours_ids(call.dialect.name) else None
         body = call.dialect.one_token_leg(call.request, found.params, ids, tell_ids=True)
         leg = DecodeLeg(worker, worker.generation, found.ids, report.prefill)
-        remember = partial(self._remember.after, call, key, report, leg)
+        remember = partial(self._remember.after, call, recalled.key, report, leg)
         reply = await self._answer_leg.send(call, report, worker, body, remember)
         if isinstance(reply, Failed):
             log.info("prefill keeps an abandoned turn's blocks until its lease ends", detail=reply.detail)

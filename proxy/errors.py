@@ -47,11 +47,11 @@ def too_large(limit: int) -> ApiError:
     )
 
 
-def nobody_answers(detail: str) -> ApiError:
-    """503: every worker that could serve the turn was tried."""
+def nobody_answers() -> ApiError:
+    """503: every worker that could serve the turn was tried. Which and why is the log's: addresses stay inside."""
     return ApiError(
         503,
-        f"No worker could serve this request: {detail}.",
+        "No worker could serve this request; the router's log says why.",
         kind="service_unavailable_error",
         retry_after=_WORKERS_BACK,
     )

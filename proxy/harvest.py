@@ -5,6 +5,7 @@ and chunks of a stream have the same form, in chat and in text completions: KV p
 the prompt's ids at the top or in the choice, the generated ids in the choice.
 """
 
+import time
 from functools import cached_property
 
 import msgspec
@@ -36,7 +37,13 @@ class Harvest:
         """The last finish reason seen."""
         self.held_up = 0.0
         """Seconds for which the client, by reading slowly, kept us from reading on."""
+        self._told_at: float | None = None
         self._complete = True
+
+    @property
+    def since_told(self) -> float:
+        """Seconds since, at the latest, decode said what it holds: its blocks' time began before that."""
+        return 0.0 if self._told_at is None else time.monotonic() - self._told_at
 
     @property
     def complete(self) -> bool:
@@ -83,6 +90,7 @@ class Harvest:
             self.failed = True
         if (params := members.pop("kv_transfer_params", None)) is not None and params != _NULL:
             self.params = params
+            self._told_at = time.monotonic() - self.held_up
         self._prompt_in(members)
         choices = self._take_choices(members)
         if choices == []:

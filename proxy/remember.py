@@ -10,6 +10,7 @@ from proxy.call import Call, Clock, Report
 from proxy.harvest import Harvest
 from proxy.memory import Memory, Unavailable
 from proxy.release import Releaser, Why
+from proxy.room import Room
 from proxy.settings import Settings
 from proxy.telemetry import Metrics
 from router.fingerprint import fingerprint
@@ -42,9 +43,12 @@ _CURES = {
 class Remember:
     """Turns decode's parameters into the conversation's entry."""
 
-    def __init__(self, settings: Settings, memory: Memory, releaser: Releaser, metrics: Metrics, clock: Clock) -> None:
+    def __init__(
+        self, settings: Settings, memory: Memory, room: Room, releaser: Releaser, metrics: Metrics, clock: Clock
+    ) -> None:
         self._settings = settings
         self._memory = memory
+        self._room = room
         self._releaser = releaser
         self._metrics = metrics
         self._clock = clock
@@ -58,8 +62,7 @@ class Remember:
         Without a key, or where what is held cannot be told, it is given back. Raises nothing: the answer is
         complete, whatever becomes of this.
         """
-        # Decode finished before the client made us wait: the blocks' time began then.
-        finished = self._clock() - harvest.held_up
+        finished = self._clock() - harvest.since_told
         try:
             await self._after(call, key, report, leg, harvest, mode, finished)
         except Exception:
@@ -92,6 +95,7 @@ class Remember:
             self._give_back(call, leg, bytes(harvest.params))
             return
         displaced = await self._memory.put(key, record)
+        await self._room.relieve(leg.worker, report.prompt_tokens or 0)
         match displaced:
             case Record():
                 self._releaser.release_record(displaced, Why.DISPLACED)

@@ -23,6 +23,9 @@ log = structlog.get_logger()
 _QUIET_SHARE = 0.5
 """Below so much use of a cache nobody needs to ask the worker how full it is right now."""
 
+_ASK_SECONDS = 0.5
+"""Seconds to wait for that; without an answer what is known from before has to do."""
+
 _PATIENCE = 5.0
 """Seconds that a turn waits at most for others' blocks to be released."""
 
@@ -91,12 +94,26 @@ class Room:
                 blocks=cache.blocks,
             )
 
+    async def relieve(self, worker: Worker, ended_tokens: int) -> None:
+        """A turn of ``ended_tokens`` prompt tokens left an entry more on ``worker``.
+
+        As many of the oldest entries are released as its other requests need: some may have come when there was room,
+        and wait in its queue now. Does not wait for the releases.
+        """
+        cache = _cache(worker)
+        if cache is None:
+            return
+        # The turn itself still counts as running.
+        running = cache.held(max(0, worker.in_flight_tokens - ended_tokens), max(0, worker.in_flight - 1))
+        entries = self._ledger.on(worker.name, worker.generation)
+        await self._release(to_free(entries, retained_blocks(entries) + running - cache.blocks), Why.PRESSURE)
+
     async def _reported(self, worker: Worker, cache: Cache) -> int:
         """Blocks in use, as the worker tells right now; 0 if it does not."""
-        answer = await self._upstream.get(worker, "/metrics", self._settings.probe_timeout)
+        answer = await self._upstream.get(worker, "/metrics", _ASK_SECONDS)
         if not isinstance(answer, Answer):
             return 0
-        usage = vitals(answer.body.decode(errors="replace")).kv_usage
+        usage = vitals(answer.body.decode(errors="replace"), worker.rank).kv_usage
         return 0 if usage is None else round(usage * cache.blocks)
 
     async def _watch(self) -> None:

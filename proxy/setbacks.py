@@ -22,7 +22,6 @@ class Setbacks:
         self._report = report
         self._metrics = metrics
         self._failed: dict[Role, list[str]] = {role: [] for role in Role}
-        self._details: list[str] = []
         self._broken: set[str] = set()
 
     def failed(self, role: Role) -> tuple[str, ...]:
@@ -34,13 +33,9 @@ class Setbacks:
         """Whether so many workers went away under this request that it must not be given to more of them."""
         return len(self._broken) >= MOST_BREAKS
 
-    def __str__(self) -> str:
-        return "; ".join(self._details)
-
     def failure(self, worker: Worker, failed: Failed, reason: Reason) -> None:
         """A worker gave no usable answer."""
         self._failed[worker.role].append(worker.name)
-        self._details.append(f"{worker.role} {worker.name}: {failed.detail}")
         if failed.sent and failed.status is None:
             self._broken.add(worker.name)
         self.step_down(worker, reason, failed.detail)

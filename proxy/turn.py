@@ -102,7 +102,7 @@ class Turns:
             (result,) = await asyncio.gather(prefilling, return_exceptions=True)
             if isinstance(result, Prefilled):
                 worker = self._pool.choose(Role.DECODE, preferred=recalled.decode)
-                self._abandoned.prefilled(call, recalled.key, report, worker, result)
+                self._abandoned.prefilled(call, recalled, report, worker, result)
             elif reusable is not None and report.outcome in (Outcome.HIT, Outcome.PARTIAL):
                 self._abandoned.reusing(reusable.record)
             raise
@@ -158,7 +158,7 @@ class Turns:
             with self._pool.leg(worker, tokens or 0):
                 await self._room.make(worker, tokens, call.request.max_tokens)
         except asyncio.CancelledError:
-            self._abandoned.prefilled(call, recalled.key, report, worker, prefilled)
+            self._abandoned.prefilled(call, recalled, report, worker, prefilled)
             raise
         ids = prefilled.ids if recalled.ids_say_all and worker.honours_ids(call.dialect.name) else None
         body = call.dialect.decode_leg(call.request, prefilled.params, ids, tell_ids=recalled.key is not None)
@@ -182,7 +182,7 @@ class Turns:
                 if not isinstance(reply, Failed):
                     return reply
                 setbacks.failure(worker, reply, Reason.WORKER_ERROR)
-        raise nobody_answers(str(setbacks))
+        raise nobody_answers()
 
 
 async def _nothing_retained(harvest: Harvest, mode: str) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -9,6 +10,7 @@ from typing import Protocol
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
+from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.tracing import Trace
 
 JSON_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
@@ -103,7 +105,7 @@ _CONNECTING_AT_ONCE = 64
 
 
 class _PacedConnector(aiohttp.TCPConnector):
-    """Makes few connections at a time.
+    """Makes few connections to a server at a time.
 
     Where thousands are begun in one moment, the event loop is busy with beginning them for so long that the time to
     connect is over before it looks at those that are made.
@@ -112,12 +114,15 @@ class _PacedConnector(aiohttp.TCPConnector):
     def __init__(self) -> None:
         # vLLM closes idle connections after 5 s: never use one that is about to be closed.
         super().__init__(limit=0, keepalive_timeout=4.0, ttl_dns_cache=60)
-        self._pace = asyncio.Semaphore(_CONNECTING_AT_ONCE)
+        # By server: one that does not answer must not keep the others waiting.
+        self._pace: defaultdict[ConnectionKey, asyncio.Semaphore] = defaultdict(
+            lambda: asyncio.Semaphore(_CONNECTING_AT_ONCE)
+        )
 
     async def _create_connection(
         self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
     ) -> ResponseHandler:
-        async with self._pace:
+        async with self._pace[req.connection_key]:
             return await super()._create_connection(req, traces, timeout)
 
 

@@ -79,6 +79,8 @@ class Watch:
                 log.warning("worker restarted: what it held is gone", worker=worker.name, role=worker.role)
                 self._upstream.stop_waiting(worker)
                 self._upstream.break_streams(worker)
+                # What the earlier start failed is not held against this one.
+                worker.breaker.succeeded()
             worker.capabilities = Capabilities(seen.generation)
             worker.discovered = False
             if self._discovering is not None:

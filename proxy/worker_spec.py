@@ -17,7 +17,9 @@ def server_url(text: str) -> str:
     except ValueError:
         port = None
     if port is None or url.scheme not in ("http", "https") or not url.host or url.query_string or url.fragment:
-        raise ValueError(f"{text!r} is no URL of a worker (http://HOST:PORT)")
+        # Not quoted where it may have a password in it.
+        named = "a text with @" if "@" in text else repr(text)
+        raise ValueError(f"{named} is no URL of a worker (http://HOST:PORT)")
     if url.user is not None or url.password is not None:
         # It would show in logs and metrics, and collide with the key.
         raise ValueError(f"{url.host}: a worker's credential goes into worker_api_key or api_key, not into its URL")

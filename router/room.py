@@ -30,6 +30,10 @@ class Cache:
         # One more for the block that the engine keeps for itself, and fractions.
         return -(-(prompt_tokens + answer) // self.block_size) + 1
 
+    def held(self, prompt_tokens: int, requests: int) -> int:
+        """Blocks that so many running requests take, of so many prompt tokens together."""
+        return -(-(prompt_tokens + requests * ANSWER_TOKENS) // self.block_size) + requests
+
 
 def retained_blocks(entries: Mapping[str, Holding]) -> int:
     """Blocks that entries keep."""

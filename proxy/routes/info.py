@@ -65,7 +65,6 @@ def info_routes(pool: Pool, upstream: Upstream, metrics: Metrics, drain: Drain) 
     @routes.get("/v1/models")
     async def models() -> Response:
         """What a decode worker says it serves; if none answers, what a prefill worker says."""
-        details = []
         for role in (Role.DECODE, Role.PREFILL):
             tried: list[str] = []
             while len(tried) < len(pool.all(role)):
@@ -74,8 +73,7 @@ def info_routes(pool: Pool, upstream: Upstream, metrics: Metrics, drain: Drain) 
                 if isinstance(answer, Answer | Refused):
                     return Response(answer.body, answer.status, media_type=answer.content_type)
                 tried.append(worker.name)
-                details.append(f"{worker.name}: {answer.detail}")
-        error = nobody_answers("; ".join(details))
+        error = nobody_answers()
         retry = {"retry-after": str(error.retry_after)}
         return Response(error.body(), error.status, retry, media_type="application/json")
 

@@ -53,8 +53,10 @@ async def test_a_conversation_deleted_while_its_turn_runs(each: int) -> None:
 
         at_request(house.prefill, reuses, delete)
         await house.say(second)
-        assert gone == [404], "the turn has it"
-        await house.afterwards("c")
+        await eventually(lambda: bool(gone))
+        # 404 while the turn has the entry; 200 if it came so late that the next one was there.
+        assert gone in ([404], [200])
+        await house.afterwards(*(["c"] if gone == [404] else []))
 
 
 # --- the store
@@ -158,7 +160,6 @@ def _probes(house: Fleet) -> list[object]:
     return [probe for engine in engines for probe in engine.probes]
 
 
-@pytest.mark.xfail(reason="F7")
 async def test_a_store_that_came_back_fails_no_call_any_more(redis_server: RedisServer) -> None:
     """Connections that were made before it went down are not tried one after the other."""
     async with fleet(store=redis_server.url, store_pause=0.0, engines={"transfer_seconds": 0.05}) as house:

@@ -28,6 +28,16 @@ async def test_a_full_decode_makes_no_new_conversation_wait(make_house: MakeHous
         assert not house.cluster.hazards
 
 
+async def test_what_others_leave_meanwhile_is_not_in_the_way_of_those_who_wait(make_house: MakeHouse) -> None:
+    """All begin while there is room, and wait in decode's queue; those who end first retain blocks."""
+    decode = {"num_blocks": 60, "prefix_caching": False}
+    async with make_house(engines=ENGINES, decode=decode, retained_share=1.0, retained_watch_interval=3600) as house:
+        both = asyncio.gather(*(house.say(chat(story(number)), f"c{number}") for number in range(16)))
+        answers = await asyncio.wait_for(both, 30)
+        assert {said.outcome for said in answers} == {"first"}
+        assert not house.cluster.hazards
+
+
 async def test_what_makes_room_are_the_oldest_entries(make_house: MakeHouse) -> None:
     decode = {"num_blocks": 60, "prefix_caching": False}
     async with make_house(engines=ENGINES, decode=decode, retained_share=1.0, retained_watch_interval=3600) as house:

@@ -19,7 +19,7 @@ import pytest
 
 from tests.redis_server import GENEROUS, free_port
 
-WORKERS = ["--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:1"]
+WORKERS = ["--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:2"]
 
 
 def run(*arguments: str, as_module: bool = False) -> subprocess.CompletedProcess[str]:
