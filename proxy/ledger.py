@@ -1,5 +1,6 @@
 """What is retained at present, by all replicas, as far as this process knows."""
 
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 
 from metadata_store import Holding, StoreError
@@ -11,14 +12,19 @@ class Ledger:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._entries: dict[str, Holding] = {}
+        self._by_worker: defaultdict[str, dict[str, Holding]] = defaultdict(dict)
 
     def stored(self, key: str, holding: Holding) -> None:
         """An entry was put."""
+        self.gone(key)
         self._entries[key] = holding
+        self._by_worker[holding.worker][key] = holding
 
     def gone(self, key: str) -> None:
         """An entry was taken or discarded."""
-        self._entries.pop(key, None)
+        holding = self._entries.pop(key, None)
+        if holding is not None:
+            self._by_worker[holding.worker].pop(key, None)
 
     def find(self, key: str) -> Holding | None:
         """The entry under ``key``, if there is one and it has not expired."""
@@ -30,8 +36,8 @@ class Ledger:
         now = self._clock()
         return {
             key: holding
-            for key, holding in self._entries.items()
-            if holding.worker == worker and holding.generation == generation and holding.deadline > now
+            for key, holding in self._by_worker[worker].items()
+            if holding.generation == generation and holding.deadline > now
         }
 
     async def look(self, found: AsyncIterator[tuple[str, Holding]]) -> None:
@@ -43,4 +49,7 @@ class Ledger:
             return
         # What was stored meanwhile may have been missed.
         newer = {key: holding for key, holding in self._entries.items() if holding.stored_at >= begun}
-        self._entries = seen | newer
+        self._entries = {}
+        self._by_worker.clear()
+        for key, holding in (seen | newer).items():
+            self.stored(key, holding)

@@ -1,7 +1,7 @@
 """Keeps retained blocks from making running requests wait."""
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import structlog
 
@@ -20,8 +20,8 @@ from router.workers import Role, Worker
 
 log = structlog.get_logger()
 
-_QUIET_SHARE = 0.5
-"""Below so much use of a cache nobody needs to ask the worker how full it is right now."""
+_QUIET_SHARE = 0.85
+"""Up to so much use of a cache, as last told, nobody needs to ask the worker how full it is right now."""
 
 _ASK_SECONDS = 0.5
 """Seconds to wait for that; without an answer what is known from before has to do."""
@@ -78,12 +78,13 @@ class Room:
         # The turn's own tokens are among those in flight.
         running = max(0, worker.in_flight_tokens - prompt_tokens)
         ours = retained_blocks(entries) + -(-running // cache.block_size)
-        if not entries or ours + needed <= cache.blocks * _QUIET_SHARE:
+        told = worker.reported.kv_usage if worker.reported is not None else None
+        if not entries or max(ours, cache.blocks * (told or 0.0)) + needed <= cache.blocks * _QUIET_SHARE:
             return
         used = max(ours, await self._reported(worker, cache))
         chosen = to_free(entries, used + needed - cache.blocks)
         if chosen:
-            releases = await self._release(chosen, Why.PRESSURE)
+            releases = await self._release(chosen, entries, Why.PRESSURE)
             await asyncio.wait(releases, timeout=_PATIENCE) if releases else None
             log.info(
                 "retained blocks were released to make room for a turn",
@@ -106,7 +107,8 @@ class Room:
         # The turn itself still counts as running.
         running = cache.held(max(0, worker.in_flight_tokens - ended_tokens), max(0, worker.in_flight - 1))
         entries = self._ledger.on(worker.name, worker.generation)
-        await self._release(to_free(entries, retained_blocks(entries) + running - cache.blocks), Why.PRESSURE)
+        chosen = to_free(entries, retained_blocks(entries) + running - cache.blocks)
+        await self._release(chosen, entries, Why.PRESSURE)
 
     async def _reported(self, worker: Worker, cache: Cache) -> int:
         """Blocks in use, as the worker tells right now; 0 if it does not."""
@@ -141,7 +143,7 @@ class Room:
                 else [],
             }
             for why, keys in chosen.items():
-                await self._release(keys, why)
+                await self._release(keys, entries, why)
             self._count(worker, self._ledger.on(worker.name, worker.generation))
 
     async def give_back_everything(self, patience: float) -> None:
@@ -152,16 +154,22 @@ class Room:
         """
         releases: list[asyncio.Task[None]] = []
         for worker in self._pool.all(Role.DECODE):
-            releases += await self._release(self._ledger.on(worker.name, worker.generation), Why.SHUTDOWN)
+            entries = self._ledger.on(worker.name, worker.generation)
+            releases += await self._release(entries, entries, Why.SHUTDOWN)
         if releases:
             await asyncio.wait(releases, timeout=patience)
 
-    async def _release(self, keys: Iterable[str], why: Why) -> list[asyncio.Task[None]]:
+    async def _release(self, keys: Iterable[str], entries: Mapping[str, Holding], why: Why) -> list[asyncio.Task[None]]:
         """Take the entries, so that no turn can use them any more, and have their blocks freed."""
         under_way = []
         for key in keys:
             record = await self._memory.take(key)
-            if isinstance(record, Record) and (task := self._releaser.release_record(record, why)) is not None:
+            if not isinstance(record, Record):
+                continue
+            if Holding.of(record) != entries[key]:
+                # Another router's turn has been there since: this is not the entry that was chosen.
+                await self._memory.restore(key, record)
+            elif (task := self._releaser.release_record(record, why)) is not None:
                 under_way.append(task)
         return under_way
 
