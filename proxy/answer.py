@@ -17,7 +17,7 @@ from proxy.pool import Pool
 from proxy.relay import Relay, names_role_only
 from proxy.settings import Settings
 from proxy.sse import data_of, events
-from proxy.upstream import Answer, BrokenOff, Failed, Refused, Stream, Upstream
+from proxy.upstream import Answer, BrokenOff, Failed, Refused, Stream, Upstream, forwarding
 from router.workers import Worker
 
 AfterAnswer = Callable[[Harvest, str], Coroutine[object, None, None]]
@@ -47,7 +47,7 @@ class AnswerLeg:
             patience = self._settings.first_byte_timeout if streams else self._settings.turn_timeout
             report.decode_request_id = uuid.uuid4().hex
             answer = await self._upstream.stream(
-                worker,
+                forwarding(worker, call.request.forwarded),
                 call.dialect.path,
                 body,
                 first_byte_timeout=patience,

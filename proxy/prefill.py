@@ -9,7 +9,7 @@ from proxy.body import raw
 from proxy.call import Call, Report
 from proxy.pool import Pool
 from proxy.telemetry import Metrics
-from proxy.upstream import Answer, Failed, Refused, Upstream
+from proxy.upstream import Answer, Failed, Refused, Upstream, forwarding
 from router.kv_params import Members, first_turn
 from router.reuse import Reuse
 from router.workers import Worker
@@ -99,7 +99,11 @@ class PrefillLeg:
             self._metrics.prefill.labels("yes" if reuse else "no").time(),
         ):
             answer = await self._upstream.post(
-                worker, dialect.path, body, patience, request_id=report.prefill_request_id
+                forwarding(worker, call.request.forwarded),
+                dialect.path,
+                body,
+                patience,
+                request_id=report.prefill_request_id,
             )
             if reuse is None or not isinstance(answer, Failed) or answer.status is None:
                 # A reuse that is answered with 5xx could not read decode's blocks: that is not this worker's fault.

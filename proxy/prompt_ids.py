@@ -11,7 +11,7 @@ from proxy.pool import Pool
 from proxy.probe import tokenized_ids
 from proxy.settings import Settings
 from proxy.telemetry import Metrics
-from proxy.upstream import Answer, Failed, Refused, RenderServer, Server, Upstream
+from proxy.upstream import Answer, Failed, Refused, RenderServer, Server, Upstream, forwarding
 
 log = structlog.get_logger()
 
@@ -71,14 +71,19 @@ class PromptIds:
 
     async def _rendered(self, server: Server, dialect: Dialect, request: ClientRequest) -> Answer | Refused | Failed:
         return await self._upstream.post(
-            server, dialect.render_path, dump(request.members), self._settings.render_timeout
+            forwarding(server, request.forwarded),
+            dialect.render_path,
+            dump(request.members),
+            self._settings.render_timeout,
         )
 
     async def _tokenized(self, server: Server, dialect: Dialect, request: ClientRequest) -> Answer | Refused | Failed:
         body = dialect.tokenize_body(request)
         if body is None:
             return Refused(400, "", b"")
-        return await self._upstream.post(server, "/tokenize", body, self._settings.render_timeout)
+        return await self._upstream.post(
+            forwarding(server, request.forwarded), "/tokenize", body, self._settings.render_timeout
+        )
 
     def _ids(self, dialect: Dialect, answer: Answer | Refused | Failed) -> list[int] | None:
         try:

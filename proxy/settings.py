@@ -79,8 +79,9 @@ class Settings(BaseSettings):
     port: int = Field(default=8000, ge=0, le=65535, description="port to listen on")
     workers: int = Field(default=1, ge=1, description="processes of this proxy; more than one needs a Redis store")
     config: Path | None = Field(default=None, description="YAML file with any of these settings")
-    worker_api_key: SecretStr | None = Field(
-        default=None, description="key sent to every worker; the client's own credential never is"
+    worker_api_key: SecretStr | None = Field(default=None, description="key sent to every worker")
+    forward_authorization: bool = Field(
+        default=False, description="send the client's own Authorization to the workers that serve its turn"
     )
     admin_key: SecretStr | None = Field(
         default=None,

@@ -29,6 +29,29 @@ class Server(Protocol):
 
 
 @dataclass(frozen=True)
+class Forwarding:
+    """A server, and headers of a client's that a request to it carries besides, or instead of, its own."""
+
+    server: Server
+    forwarded: Mapping[str, str]
+
+    @property
+    def url(self) -> str:
+        """See ``Server``."""
+        return self.server.url
+
+    @property
+    def headers(self) -> Mapping[str, str]:
+        """See ``Server``."""
+        return {**self.server.headers, **self.forwarded}
+
+
+def forwarding(server: Server, forwarded: Mapping[str, str]) -> Server:
+    """``server``, to be sent ``forwarded`` too."""
+    return Forwarding(server, forwarded) if forwarded else server
+
+
+@dataclass(frozen=True)
 class RenderServer:
     """A server that is no worker, and is sent what all are."""
 

@@ -86,6 +86,8 @@ class ClientRequest:
     """Whether the client itself asked for ``return_token_ids``."""
     max_tokens: int | None
     """How long the answer may be; None if the client does not say."""
+    forwarded: Mapping[str, str]
+    """Headers of the client's that its legs carry; its credential only if the operator set so."""
     stops_on_text: bool
     """Whether it names stop strings: an answer that ends with one is not retained by the engine."""
 
@@ -101,7 +103,7 @@ class Dialect(ABC):
         """Where the engine tells the token ids of a request."""
         return f"{self.path}/render"
 
-    def read(self, members: Members) -> ClientRequest:
+    def read(self, members: Members, forwarded: Mapping[str, str]) -> ClientRequest:
         """The request that a client's body is. Raises ``ApiError`` (400) if it is none."""
         self.check(members)
         kept = {name: value for name, value in members.items() if name not in PRIVATE_MEMBERS}
@@ -112,6 +114,7 @@ class Dialect(ABC):
             wants_token_ids=not is_off(kept, "return_token_ids"),
             streams=not is_off(kept, "stream"),
             max_tokens=read(kept, "max_completion_tokens", int) or read(kept, "max_tokens", int),
+            forwarded=forwarded,
             stops_on_text=not is_off(kept, "stop"),
         )
 

@@ -160,7 +160,8 @@ class ApiEndpoint:
             members = body.parse(data)
         except body.NotAnObject as error:
             raise bad_request(f"The request body is not usable: {error}.") from error
-        request = self._dialect.read(members)
+        authorization = headers.get("authorization") if self._settings.forward_authorization else None
+        request = self._dialect.read(members, {"Authorization": authorization} if authorization else {})
         named = conversation_id(self._settings.conversation_id_sources, headers, members)
         caller = _credential(headers)
         return Call(

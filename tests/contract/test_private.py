@@ -137,3 +137,14 @@ async def test_the_clients_credential_does_not_reach_a_worker_and_the_workers_ke
         assert response.status_code == 200
         for request in (*house.prefill.requests, *house.decode.requests):
             assert request.headers["authorization"] == "Bearer worker-key"
+
+
+async def test_the_clients_credential_reaches_the_workers_if_the_operator_wants_it(make_house: MakeHouse) -> None:
+    async with make_house(worker_api_key="of-the-router", forward_authorization=True) as house:
+        first = await house.proxy.post(CHAT, chat([user(OPENING)]), authorization="Bearer mine", x_conversation_id="c")
+        assert first.headers["x-turnback-reuse"] == "first"
+        again = await house.proxy.post(CHAT, chat([user(OPENING)]), authorization="Bearer mine", x_conversation_id="c")
+        assert again.headers["x-turnback-reuse"] == "partial"
+        sent = [r for e in house.engines for r in e.requests if not r.is_release]
+        assert len(sent) == 5, "two prefills, two decodes, one render"
+        assert {r.headers["authorization"] for r in sent} == {"Bearer mine"}

@@ -27,7 +27,7 @@ both = pytest.mark.parametrize("dialect", DIALECTS, ids=lambda dialect: dialect.
 
 
 def request(dialect: Dialect, **members: Any) -> Any:
-    return dialect.read(parse(json.dumps(NEEDED[dialect.name] | members).encode()))
+    return dialect.read(parse(json.dumps(NEEDED[dialect.name] | members).encode()), {})
 
 
 def prefill(dialect: Dialect, ids: msgspec.Raw | None = None, **members: Any) -> Any:
@@ -191,7 +191,7 @@ def test_worker_that_serves_alone_gets_the_clients_request_and_nothing_else(dial
 def test_numbers_and_unknown_members_keep_their_bytes_on_both_legs(dialect: Dialect) -> None:
     exact = b'"temperature":0.70,"new":{"a" : 12345678901234567890123, "b":"\\u00e4", "c":1e400}'
     data = json.dumps(NEEDED[dialect.name]).encode()[:-1] + b"," + exact + b"}"
-    sent = dialect.read(parse(data))
+    sent = dialect.read(parse(data), {})
     assert exact in dialect.one_token_leg(sent, PARAMS, None, tell_ids=True)
     assert exact in dialect.one_token_leg(sent, PARAMS, IDS, tell_ids=False)
     assert exact in dialect.decode_leg(sent, PARAMS, IDS, tell_ids=True)
@@ -200,7 +200,7 @@ def test_numbers_and_unknown_members_keep_their_bytes_on_both_legs(dialect: Dial
 @both
 def test_clients_disguised_parameters_reach_no_engine(dialect: Dialect) -> None:
     data = json.dumps(NEEDED[dialect.name]).encode()[:-1] + b',"kv_transfer_p\\u0061rams":{"remote_host":"evil"}}'
-    sent = dialect.read(parse(data))
+    sent = dialect.read(parse(data), {})
     assert b"evil" not in dialect.one_token_leg(sent, PARAMS, None, tell_ids=True)
     assert b"evil" not in dialect.decode_leg(sent, PARAMS, None, tell_ids=False)
     assert b"evil" not in dialect.decode_leg(sent, None, None, tell_ids=False)
@@ -209,7 +209,7 @@ def test_clients_disguised_parameters_reach_no_engine(dialect: Dialect) -> None:
 @pytest.mark.parametrize(("dialect", "missing"), [(CHAT, "messages"), (COMPLETIONS, "prompt")])
 def test_request_without_a_prompt_is_refused_by_name(dialect: Dialect, missing: str) -> None:
     with pytest.raises(ApiError) as raised:
-        dialect.read(parse(b'{"model":"m"}'))
+        dialect.read(parse(b'{"model":"m"}'), {})
     assert (raised.value.status, raised.value.param) == (400, missing)
 
 

@@ -147,6 +147,7 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "port": ("0", 0),
     "workers": ("4", 4),
     "reuse": ("false", False),
+    "forward_authorization": ("true", True),
     "decoder_kv_blocks_ttl": ("60", 60.0),
     "decoder_kv_blocks_margin": ("2.5", 2.5),
     "kv_recompute_threshold": ("0", 0),
@@ -203,7 +204,8 @@ def test_setting_can_be_set_in_each_place(
     text, value = SAMPLES[name]
     arguments = ["--config", yaml_file(base(name))]
     if source == "option":
-        arguments += ["--no-reuse"] if name == "reuse" else [f"--{name.replace('_', '-')}", text]
+        option = f"--{name.replace('_', '-')}"
+        arguments += {"reuse": ["--no-reuse"], "forward_authorization": [option]}.get(name, [option, text])
     elif source == "variable":
         monkeypatch.setenv(f"TURNBACK_{name.upper()}", text)
     else:
