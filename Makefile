@@ -25,8 +25,10 @@ serve: $(READY)
 	@$(PY) -m deploy.local serve $(addprefix --prefill ,$(PREFILL)) $(addprefix --decode ,$(DECODE)) \
 	  --store '$(STORE)' --port $(PORT) $(SERVE_ARGS)
 
+# The contract tests mostly wait for something, so several run at once; the real pair needs both cores for itself.
 test: lint setup
-	$(PY) -m pytest $(PYTEST_ARGS)
+	$(PY) -m pytest -n 3 tests/unit tests/contract $(PYTEST_ARGS)
+	$(PY) -m pytest tests/e2e $(PYTEST_ARGS)
 
 lint: $(READY)
 	$(PY) -m ruff check .

@@ -7,6 +7,8 @@ import structlog
 
 log = structlog.get_logger()
 
+_ASK_AGAIN_SECONDS = 0.1
+
 
 class Background:
     """Tasks that nobody waits for, kept until they end; what they raise is logged."""
@@ -35,3 +37,14 @@ class Background:
         self._running.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             log.error("work in the background failed", exc_info=error)
+
+
+async def end(task: "asyncio.Task[None] | None") -> None:
+    """Cancel a task that watches over something, and return when it has ended.
+
+    Asked again until it has: a cancellation that comes while a connection breaks may be taken for its time-out, by
+    the library that was waiting.
+    """
+    while task is not None and not task.done():
+        task.cancel()
+        await asyncio.wait((task,), timeout=_ASK_AGAIN_SECONDS)

@@ -6,6 +6,7 @@ import time
 import structlog
 
 from metadata_store import Record
+from proxy.background import end
 from proxy.call import Clock
 from proxy.ledger import Ledger
 from proxy.memory import Memory
@@ -59,9 +60,7 @@ class Departures:
 
     async def stop(self) -> None:
         """Stop watching."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        await end(self._watching)
 
     def begin(self, role: Role, url: str) -> bool:
         """Drain the server at ``url``, and remove it when nobody needs it. False if it is not in the pool.

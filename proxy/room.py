@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 import structlog
 
 from metadata_store import Holding, Record
+from proxy.background import end
 from proxy.call import Clock
 from proxy.ledger import Ledger
 from proxy.memory import Memory
@@ -60,9 +61,7 @@ class Room:
 
     async def stop(self) -> None:
         """Stop watching."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        await end(self._watching)
 
     async def make(self, worker: Worker, prompt_tokens: int | None, max_tokens: int | None) -> None:
         """Release so many of the oldest entries on ``worker`` that a request of this size fits.
