@@ -177,12 +177,16 @@ async def test_a_decode_restarted_between_turns(each: int, noticed: bool) -> Non
 async def test_a_prefill_restarted_between_turns(each: int) -> None:
     async with fleet(each) as house:
         second = await house.begun()
+        before = {engine.name: await _generation(house, engine) for engine in house.prefill}
         for engine in house.prefill:
             await engine.restart()
         await house.say(second)
         await house.proxy.probed()
         assert (await house.say(second)).outcome in ("hit", "partial", "first")
-        await house.afterwards("c")
+        for engine in house.prefill:
+            await eventually(lambda engine=engine: _changed(house, engine, before[engine.name]))  # type: ignore[misc]
+        await house.proxy.probed()
+        await house.afterwards("c", left_to_lease="questions to the new processes")
 
 
 async def _generation(house: Fleet, engine: SimEngine) -> str:
