@@ -1,7 +1,7 @@
 # The router. Engines are not in here.
 #
 #   docker build -t turnback .
-#   docker run -p 8000:8000 turnback serve --prefill http://PREFILL:8000 --decode http://DECODE:8000
+#   docker run -p 8000:8000 turnback serve --prefill PREFILL_URL --decode DECODE_URL
 #
 # Every setting is also a variable (README): docker run -e TURNBACK_PREFILL=… -e TURNBACK_DECODE=… turnback
 

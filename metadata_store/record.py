@@ -11,7 +11,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     """Blocks that a decode worker retains after a turn, to be read once before ``deadline``."""
 
     worker: str
-    """URL of the decode worker."""
+    """Name of the decode worker: its URL, and its rank if it has one."""
     generation: str
     """Which start of that worker: blocks of an earlier one are gone."""
     params: bytes
@@ -28,7 +28,7 @@ class Record(msgspec.Struct, frozen=True, array_like=True):
     blocks: int = 0
     """How many of the worker's KV blocks are kept for it."""
     prefill: str = ""
-    """URL of the prefill worker of that turn, whose own prefix cache may still hold the prompt."""
+    """Name of the prefill worker of that turn, whose own prefix cache may still hold the prompt."""
 
 
 class Holding(msgspec.Struct, frozen=True, array_like=True):

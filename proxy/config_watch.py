@@ -6,6 +6,7 @@ from pathlib import Path
 import structlog
 from watchfiles import awatch
 
+from proxy.background import end
 from proxy.departures import Departures
 from proxy.pool import LastWorker, Pool
 from proxy.settings import Settings, WrongSettings
@@ -45,9 +46,7 @@ class ConfigWatch:
 
     async def stop(self) -> None:
         """Stop watching."""
-        if self._watching is not None:
-            self._watching.cancel()
-            await asyncio.gather(self._watching, return_exceptions=True)
+        await end(self._watching)
 
     async def _watch(self) -> None:
         while True:

@@ -42,3 +42,8 @@ def _in_body(name: str, members: Members) -> object:
     if not inner:
         return found
     return found.get(inner) if isinstance(found, dict) else None
+
+
+def credential(headers: Mapping[str, str]) -> str | None:
+    """Who is calling, as the request itself tells; None if it does not. ``headers`` by their names in small letters."""
+    return headers.get("authorization") or headers.get("x-api-key")

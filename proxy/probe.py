@@ -89,12 +89,17 @@ class _Models(msgspec.Struct):
     data: list[_Model]
 
 
+def served_models(answer: bytes) -> list[str]:
+    """The names in an answer of ``/v1/models``. Raises ``msgspec.DecodeError``."""
+    return [model.id for model in msgspec.json.decode(answer, type=_Models).data]
+
+
 async def _model(upstream: Upstream, server: Server, timeout: float) -> str:
     answer = await upstream.get(server, "/v1/models", timeout)
     if not isinstance(answer, Answer):
         raise ProbeFailed(f"/v1/models: {answer}")
     try:
-        return msgspec.json.decode(answer.body, type=_Models).data[0].id
+        return served_models(answer.body)[0]
     except (msgspec.DecodeError, IndexError) as error:
         raise ProbeFailed(f"/v1/models names no model: {error}") from error
 

@@ -66,7 +66,7 @@ class Remember:
         try:
             await self._after(call, key, report, leg, harvest, mode, finished)
         except Exception:
-            log.exception("what decode holds could not be remembered", worker=leg.worker.url)
+            log.exception("what decode holds could not be remembered", worker=leg.worker.name)
 
     async def _after(
         self,
@@ -149,7 +149,7 @@ class Remember:
                 "prefill and decode make different prompts of the same request: their answers are not to be trusted;"
                 " give both the same model, chat template and flags",
                 prefill=leg.prefill,
-                decode=leg.worker.url,
+                decode=leg.worker.name,
                 request_id=call.request_id,
             )
         return False

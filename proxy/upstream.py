@@ -172,11 +172,6 @@ class Upstream:
         for stream in list(self._streams.get(to.url, ())):
             stream.close()
 
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """What every request to a worker carries."""
-        return self._headers
-
     async def __aenter__(self) -> "Upstream":
         self._session = aiohttp.ClientSession(
             connector=_PacedConnector(),

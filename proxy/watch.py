@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import structlog
 
+from proxy.background import end
 from proxy.call import Clock
 from proxy.probe import ProbeFailed, discover
 from proxy.settings import Settings
@@ -42,10 +43,8 @@ class Watch:
 
     async def stop(self) -> None:
         """Stop watching."""
-        tasks = [task for task in (self._watching, self._discovering) if task is not None]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await end(self._watching)
+        await end(self._discovering)
 
     async def _watch(self) -> None:
         while True:

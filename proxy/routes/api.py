@@ -13,7 +13,7 @@ from metadata_store.keys import conversation_key
 from proxy import body
 from proxy.admission import Admission
 from proxy.call import Call, Reply, Report
-from proxy.conversation import conversation_id
+from proxy.conversation import conversation_id, credential
 from proxy.dialects import Dialect
 from proxy.drain import Drain
 from proxy.errors import ApiError, bad_request, draining, internal, too_large, took_too_long
@@ -163,7 +163,7 @@ class ApiEndpoint:
         authorization = headers.get("authorization") if self._settings.forward_authorization else None
         request = self._dialect.read(members, {"Authorization": authorization} if authorization else {})
         named = conversation_id(self._settings.conversation_id_sources, headers, members)
-        caller = _credential(headers)
+        caller = credential(headers)
         return Call(
             dialect=self._dialect,
             request=request,
@@ -244,14 +244,10 @@ async def _left(receive: Receive) -> None:
         pass
 
 
-def _credential(headers: Mapping[str, str]) -> str | None:
-    return headers.get("authorization") or headers.get("x-api-key")
-
-
 def _caller(scope: Scope, headers: Mapping[str, str]) -> str:
     """Who is served in turns with others: a credential, else an address."""
-    if (credential := _credential(headers)) is not None:
-        return credential
+    if (known := credential(headers)) is not None:
+        return known
     client = scope.get("client")
     return client[0] if client else ""
 

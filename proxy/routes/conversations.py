@@ -7,24 +7,17 @@ from fastapi.responses import JSONResponse
 from metadata_store import Holding, Record
 from metadata_store.keys import conversation_key
 from proxy.call import Clock
-from proxy.conversation import LONGEST_ID
+from proxy.conversation import LONGEST_ID, credential
 from proxy.errors import ApiError, bad_request
 from proxy.ledger import Ledger
 from proxy.memory import Memory, Unavailable
 from proxy.pool import Pool
+from proxy.probe import served_models
 from proxy.release import Releaser, Why
 from proxy.upstream import Answer, Upstream
 from router.workers import Role
 
 _MODELS_TIMEOUT = 10.0
-
-
-class _Model(msgspec.Struct):
-    id: str
-
-
-class _Models(msgspec.Struct):
-    data: list[_Model]
 
 
 class Conversations:
@@ -90,7 +83,7 @@ class Conversations:
         """By model, where the caller's conversation would be; of all models that decode serves if none is named."""
         if not conversation or len(conversation) > LONGEST_ID:
             raise bad_request(f"A conversation id has 1 to {LONGEST_ID} characters.", "conversation")
-        caller = request.headers.get("authorization") or request.headers.get("x-api-key")
+        caller = credential(request.headers)
         names = [model] if model is not None else await self._models()
         return {name: conversation_key(self._secret, caller, name, conversation) for name in names}
 
@@ -101,7 +94,7 @@ class Conversations:
             answer = await self._upstream.get(worker, "/v1/models", _MODELS_TIMEOUT)
             if isinstance(answer, Answer):
                 try:
-                    names |= {model.id for model in msgspec.json.decode(answer.body, type=_Models).data}
+                    names |= set(served_models(answer.body))
                 except msgspec.DecodeError:
                     continue
         return sorted(names)
