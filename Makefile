@@ -61,7 +61,7 @@ clean:
 # TTFT of a second turn with and without reuse, the router against the bare protocol; BENCH_ARGS=.
 .PHONY: bench-ttft
 bench-ttft: setup
-	$(PY) -m bench.ttft $(BENCH_ARGS)
+	$(PY) -m bench.second_turn $(BENCH_ARGS)
 
 # Conversations at random through two routers while workers, connections and the store fail; SEED= replays one.
 SEED ?=

@@ -1,8 +1,8 @@
-"""Many streams at once through the command: each gets all of its answer. `python -m bench.streams` is the full size."""
+"""Many streams at once through the command: each gets all of its answer. `python -m bench.overhead.streams` is the full size."""
 
 from __future__ import annotations
 
-from bench.streams import Load, run
+from bench.overhead.streams import Load, run
 
 STREAMS = 300
 

@@ -1,6 +1,6 @@
 """TTFT of a conversation's second turn by length of context: the router against the bare protocol.
 
-`python -m bench.ttft` starts a real prefill and decode pair on this machine's CPU, without prefix
+`python -m bench.second_turn` starts a real prefill and decode pair on this machine's CPU, without prefix
 caches, and serves the same conversations four ways in turns: by a client that sends both legs itself
 (bare) and by the router, each without and with reuse. The arms take turns within each conversation
 and change their order from one to the next, so that a machine that gets slower or faster meets them
@@ -26,14 +26,14 @@ from pathlib import Path
 import aiohttp
 from rich.console import Console
 
-from bench.arms import Arm, Bare, Routed
-from bench.bare import BareClient
-from bench.conversation import conversation
-from bench.engines import block_size
 from bench.failure import BenchFailure
-from bench.measure import Engines, Second, round_of
-from bench.report import Measured, as_json, table
-from bench.routers import Router
+from bench.second_turn.arms import Arm, Bare, Routed
+from bench.second_turn.bare import BareClient
+from bench.second_turn.conversation import conversation
+from bench.second_turn.engines import block_size
+from bench.second_turn.measure import Engines, Second, round_of
+from bench.second_turn.report import Measured, as_json, table
+from bench.second_turn.routers import Router
 from deploy.local.failure import LocalFailure
 from deploy.local.options import MODEL_NAME, EngineOptions
 from deploy.local.pair import Pair
@@ -160,7 +160,7 @@ def _verdict(measured: Sequence[Measured], given: argparse.Namespace, progress: 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
-        prog="python -m bench.ttft", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        prog="python -m bench.second_turn", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--contexts", type=_tokens, nargs="+", default=list(CONTEXTS), metavar="TOKENS")
     parser.add_argument("--repeat", type=_count, default=5, metavar="N", help="conversations; default: %(default)s")

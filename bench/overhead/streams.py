@@ -1,6 +1,6 @@
 """Many streams at once through one process of the router: does each get all of its answer, in time?
 
-`python -m bench.streams` starts the router, two instant engines for each role, each a process of its own, and asks for
+`python -m bench.overhead.streams` starts the router, two instant engines for each role, each a process of its own, and asks for
 2,000 streams at once. Fails if one of them was refused, cut, or stood still. Two cores do.
 """
 
@@ -97,7 +97,7 @@ async def run(load: Load, *arguments: str) -> Result:
         engines = []
         for _ in range(2 * ENGINES):
             port = free_port()
-            engine = _process("-m", "bench.instant", str(port), str(load.tokens), str(load.seconds))
+            engine = _process("-m", "bench.overhead.instant", str(port), str(load.tokens), str(load.seconds))
             await stack.enter_async_context(engine)
             engines.append(f"http://{LOOPBACK}:{port}")
         port = free_port()
@@ -185,7 +185,7 @@ def _cpu_seconds(pid: int) -> float:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run it; 1 if a stream came to harm."""
-    parser = argparse.ArgumentParser(prog="python -m bench.streams", description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m bench.overhead.streams", description=__doc__)
     usual = Load()
     parser.add_argument("--streams", type=int, default=usual.streams)
     parser.add_argument("--tokens", type=int, default=usual.tokens, help="of each stream")

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from bench.bare import BareClient, Held
-from bench.conversation import Message, sampling
 from bench.failure import BenchFailure
-from bench.stream import Streamed, streamed
+from bench.second_turn.bare import BareClient, Held
+from bench.second_turn.conversation import Message, sampling
+from bench.second_turn.stream import Streamed, streamed
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""An engine that computes nothing: `python -m bench.instant PORT TOKENS SECONDS`.
+"""An engine that computes nothing: `python -m bench.overhead.instant PORT TOKENS SECONDS`.
 
 A prefill leg is answered at once, a decode leg by a stream of TOKENS events, one every SECONDS, whose contents are
 their numbers: whoever reads a stream can tell whether it is all there. What is measured against it is the router.

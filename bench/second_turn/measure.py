@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from bench.arms import Arm, Turn
-from bench.bare import common_prefix
-from bench.conversation import Conversation
-from bench.engines import READ_FROM_OTHERS, at_rest, metric
 from bench.failure import BenchFailure
+from bench.second_turn.arms import Arm, Turn
+from bench.second_turn.bare import common_prefix
+from bench.second_turn.conversation import Conversation
+from bench.second_turn.engines import READ_FROM_OTHERS, at_rest, metric
 from router.fingerprint import STEP
 
 PAUSE_SECONDS = 0.5

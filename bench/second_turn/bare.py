@@ -15,9 +15,9 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from bench.conversation import Message, sampling
 from bench.failure import BenchFailure
-from bench.stream import CHAT, Streamed, streamed
+from bench.second_turn.conversation import Message, sampling
+from bench.second_turn.stream import CHAT, Streamed, streamed
 
 Json = dict[str, Any]
 
