@@ -1,1 +1,1 @@
-"""Measuring tools. They need the local pair (deploy.local) and the development dependencies."""
+"""Measuring tools. Those for operators (multiturn, advise) are commands of `turnback`; the others need a checkout."""

@@ -1,7 +1,7 @@
 """Many streams at once through one process of the router: does each get all of its answer, in time?
 
-`python -m bench.overhead.streams` starts the router, two instant engines for each role, each a process of its own, and asks for
-2,000 streams at once. Fails if one of them was refused, cut, or stood still. Two cores do.
+`python -m bench.overhead.streams` starts the router, two instant engines for each role, each a process of its own, and
+asks for 2,000 streams at once. Fails if one of them was refused, cut, or stood still. Two cores do.
 """
 
 from __future__ import annotations

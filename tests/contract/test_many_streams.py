@@ -1,4 +1,7 @@
-"""Many streams at once through the command: each gets all of its answer. `python -m bench.overhead.streams` is the full size."""
+"""Many streams at once through the command: each gets all of its answer.
+
+`python -m bench.overhead.streams` is the full size.
+"""
 
 from __future__ import annotations
 
