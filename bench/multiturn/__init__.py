@@ -1,0 +1,1 @@
+"""Multi-turn conversations, with and without reuse: `turnback bench`."""
