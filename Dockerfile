@@ -16,9 +16,10 @@ COPY LICENSE README.md constraints.txt pyproject.toml ./
 COPY proxy ./proxy
 COPY router ./router
 COPY metadata_store ./metadata_store
+COPY bench ./bench
 # The constraints name the development tools too; only what the project asks for is installed.
 RUN python -m pip --python /opt/turnback/bin/python install --no-cache-dir --disable-pip-version-check \
-    -c constraints.txt ${TURNBACK_PIP_ARGS} .
+    -c constraints.txt ${TURNBACK_PIP_ARGS} ".[bench]"
 
 
 FROM python:3.11-slim

@@ -19,13 +19,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"turnback {version('turnback')}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("serve", help="run the proxy (turnback serve --help)", add_help=False)
-    _, rest = parser.parse_known_args(arguments)
+    commands.add_parser("advise", help="say what to set, and whether reuse pays", add_help=False)
+    chosen, rest = parser.parse_known_args(arguments)
+    if chosen.command == "advise":
+        return _advise(rest)
     try:
         settings = load(rest)
     except WrongSettings as error:
         print(f"turnback: wrong setting: {error}", file=sys.stderr)
         return 2
     return _serve(settings)
+
+
+def _advise(arguments: Sequence[str]) -> int:
+    # Not imported at the top: only the extra `bench` brings what it needs.
+    try:
+        from bench.advise.command import main as advise
+    except ModuleNotFoundError as error:
+        print(f"turnback advise: {error.name} is missing: pip install 'turnback[bench]'", file=sys.stderr)
+        return 2
+    return advise(arguments)
 
 
 def _serve(settings: Settings) -> int:

@@ -80,11 +80,13 @@ def test_all_that_is_copied_is_there_and_not_ignored() -> None:
 def test_all_packages_are_copied() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())
     packages = project["tool"]["setuptools"]["packages"]
+    ignored = (PROJECT / ".dockerignore").read_text().splitlines()
     assert {package.partition(".")[0] for package in packages} <= set(copied())
     there = {
         ".".join(path.parent.relative_to(PROJECT).parts)
         for name in copied()
         for path in (PROJECT / name).rglob("__init__.py")
+        if not any(path.is_relative_to(PROJECT / line) for line in ignored if line and line[0] not in "#!*")
     }
     assert there == set(packages)
 

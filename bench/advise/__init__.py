@@ -1,0 +1,1 @@
+"""What to set, from what was measured: `turnback advise`."""

@@ -1,0 +1,140 @@
+"""What the advice rests on, wherever it was measured. Times are seconds, lengths are tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Literal
+
+from bench.advise.spread import Spread
+
+CONTEXTS = (1, 2, 4, 8, 16, 32, 64, 128)
+"""Upper bounds of the context classes, in units of 1,024 tokens: those of the router's metrics."""
+
+LEAVES_ENTRY = ("hit", "partial", "first", "diverged", "expired", "stale", "failed")
+"""Outcomes of turns after which decode holds something for the next one."""
+
+REUSED = ("hit", "partial")
+
+
+def context_of(prompt_tokens: int) -> str:
+    """The class of a prompt's length, as the router's label ``context`` has it."""
+    below = 0
+    for bound in CONTEXTS:
+        if prompt_tokens <= bound * 1024:
+            return f"{below}k-{bound}k" if below else f"<={bound}k"
+        below = bound
+    return f">{below}k"
+
+
+CLASSES = (*(context_of(bound * 1024) for bound in CONTEXTS), context_of(CONTEXTS[-1] * 1024 + 1))
+"""All classes, the shortest first."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """How long ``count`` prompts took, on average, of which so much was computed and so much was copied."""
+
+    computed: float
+    copied: float
+    seconds: float
+    count: int = 1
+    variance: float = 0.0
+    """Of the seconds of single prompts, where several were counted together."""
+    group: int = 0
+    """Points of one group were measured on one conversation."""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """TTFT of the same turn of the same conversation, without and with reuse."""
+
+    conversation: int
+    context: str
+    off: float
+    on: float
+
+
+@dataclass(frozen=True)
+class Cell:
+    """TTFT of the turns of one class of context that did, or did not, reuse something."""
+
+    context: str
+    reused: bool
+    count: int
+    mean: float
+    variance: float
+
+
+@dataclass(frozen=True)
+class OutcomeCount:
+    """How many turns ended so."""
+
+    outcome: str
+    reason: str
+    turns: int
+
+
+@dataclass(frozen=True)
+class Held:
+    """What decode holds, all workers together."""
+
+    entries: float
+    tokens: float
+    share: float | None
+    """The fullest worker's, from 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Current:
+    """What is set now, as far as it was told; else the defaults."""
+
+    ttl: float = 480.0
+    threshold: int = 64
+    retained_share: float = 0.5
+    margin: float = 10.0
+    """An entry is not used any more so many seconds before the TTL is over."""
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that was seen. What is not known is None or empty."""
+
+    source: str
+    """In words: where it comes from."""
+    kind: Literal["bench", "router"]
+    outcomes: tuple[OutcomeCount, ...] = ()
+    """Of the turns that were allowed to reuse."""
+    pauses: Spread = field(default_factory=Spread)
+    turns_per_second: float | None = None
+    """That leave an entry."""
+    tokens_per_entry: float | None = None
+    capacity_tokens: int | None = None
+    """Of the KV caches of all decode workers together."""
+    held: Held | None = None
+    """Now, or at most."""
+    points: tuple[Point, ...] = ()
+    points_are: Literal["prefill legs", "first tokens"] = "prefill legs"
+    """What ``points`` tell the seconds of."""
+    pairs: tuple[Pair, ...] = ()
+    cells: tuple[Cell, ...] = ()
+    renders: int = 0
+    render_seconds: float = 0.0
+    """The mean of one. It is part of the TTFT of turns that reuse."""
+
+    @property
+    def turns(self) -> int:
+        """All that were counted."""
+        return self.turns_with()
+
+    @property
+    def entries_left(self) -> int:
+        """Turns after which decode held something for the next one."""
+        return self.turns_with(LEAVES_ENTRY) + sum(
+            one.turns for one in self.outcomes if one.reason == "below_threshold"
+        )
+
+    def turns_with(self, outcomes: Iterable[str] | None = None) -> int:
+        """Turns that ended with one of ``outcomes``; all, if that is None."""
+        wanted = None if outcomes is None else set(outcomes)
+        return sum(one.turns for one in self.outcomes if wanted is None or one.outcome in wanted)
