@@ -69,3 +69,12 @@ TURNS ?= 10000
 .PHONY: soak
 soak: $(READY)
 	$(PY) -m tests.soak --turns $(TURNS) $(addprefix --seed ,$(SEED))
+
+# What the router itself costs, beside other routers, between engines that compute nothing; BENCH_ARGS=. What cannot be
+# installed is left out of the comparison, and the report says so.
+VLLM_ROUTER := .local/vllm-router
+.PHONY: bench-overhead
+bench-overhead: $(READY)
+	@test -x $(VLLM_ROUTER)/bin/vllm-router || { $(PYTHON) -m venv $(VLLM_ROUTER) \
+	  && $(VLLM_ROUTER)/bin/pip install --disable-pip-version-check vllm-router==0.1.17 $(TURNBACK_PIP_ARGS); } || true
+	$(PY) -m bench.overhead $(BENCH_ARGS)
