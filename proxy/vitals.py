@@ -46,11 +46,15 @@ class Exposition:
         # The cache's shape is the same for all: a version that labels no engine tells it too.
         caches = [labels for labels, _ in self._of(_CACHE, rank)] or [labels for labels, _ in self._of(_CACHE, None)]
         cache = caches[0] if caches else {}
+        # What each engine shows as its blocks is the sum over all of them.
+        blocks = _positive(cache.get("num_gpu_blocks"))
+        if blocks is not None and rank is not None:
+            blocks //= len({labels.get("engine") for labels, _ in self._of(_CACHE, None)})
         usages = [value for _, value in self._of(_USAGE, rank) if math.isfinite(value)]
         return Vitals(
             generation=next((repr(value) for _, value in self._of(_START, None)), UNKNOWN_GENERATION),
             block_size=_positive(cache.get("block_size")),
-            num_blocks=_positive(cache.get("num_gpu_blocks")),
+            num_blocks=blocks,
             running=_sum(value for _, value in self._of(_RUNNING, rank)),
             waiting=_sum(value for _, value in self._of(_WAITING, rank)),
             kv_usage=sum(usages) / len(usages) if usages else None,

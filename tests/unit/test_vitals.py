@@ -16,21 +16,22 @@ vllm:num_requests_waiting{engine="1",model_name="m"} 0.0
 vllm:num_requests_waiting_by_reason{engine="0",model_name="m",reason="capacity"} 7.0
 vllm:kv_cache_usage_perc{engine="0",model_name="m"} 0.25
 vllm:kv_cache_usage_perc{engine="1",model_name="m"} 0.75
-vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="100"} 1.0
-vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="200"} 1.0
+vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="300"} 1.0
+vllm:cache_config_info{block_size="16",engine="1",num_gpu_blocks="300"} 1.0
 """
 
 
 def test_each_rank_has_its_own() -> None:
+    """But for the blocks: there vLLM shows the sum over all ranks at each of them."""
     first, second = vitals(TWO_RANKS, 0), vitals(TWO_RANKS, 1)
-    assert (first.running, first.waiting, first.kv_usage, first.num_blocks) == (3, 1, 0.25, 100)
-    assert (second.running, second.waiting, second.kv_usage, second.num_blocks) == (5, 0, 0.75, 200)
+    assert (first.running, first.waiting, first.kv_usage, first.num_blocks) == (3, 1, 0.25, 150)
+    assert (second.running, second.waiting, second.kv_usage, second.num_blocks) == (5, 0, 0.75, 150)
     assert first.generation == second.generation == "1700000000.0"
 
 
 def test_without_a_rank_it_is_all_of_them_together() -> None:
     seen = vitals(TWO_RANKS)
-    assert (seen.running, seen.waiting, seen.kv_usage, seen.block_size) == (8, 1, 0.5, 16)
+    assert (seen.running, seen.waiting, seen.kv_usage, seen.block_size, seen.num_blocks) == (8, 1, 0.5, 16, 300)
 
 
 def test_rank_that_is_not_told_of_has_a_block_size_and_no_load() -> None:
