@@ -4,12 +4,22 @@ import time
 from collections.abc import Callable
 
 from metadata_store import connections
-from metadata_store.base import Absent, Store, StoreError, UnreadableEntry
+from metadata_store.base import Absent, NotAsked, Store, StoreError, UnreadableEntry
 from metadata_store.memory import MemoryStore
 from metadata_store.record import Holding, Record
 from metadata_store.redis import RedisStore
 
-__all__ = ["MEMORY", "Absent", "Holding", "Record", "Store", "StoreError", "UnreadableEntry", "open_store"]
+__all__ = [
+    "MEMORY",
+    "Absent",
+    "Holding",
+    "NotAsked",
+    "Record",
+    "Store",
+    "StoreError",
+    "UnreadableEntry",
+    "open_store",
+]
 
 MEMORY = "memory://"
 """URL of the store in this process."""

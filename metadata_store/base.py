@@ -20,6 +20,10 @@ class StoreError(Exception):
     """The store could not be asked, or gave no sense. What was asked for may or may not have happened."""
 
 
+class NotAsked(StoreError):
+    """There was no connection to ask over: what was asked for has surely not happened, and will not."""
+
+
 class UnreadableEntry(StoreError):
     """The store is well, but what it has under this key is not of this version. It is gone now."""
 

@@ -13,10 +13,11 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
-from redis.asyncio.connection import SSLConnection, parse_url
+from redis.asyncio.connection import ConnectionPool, SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
+from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError
 
 SCHEMES = (
@@ -30,6 +31,24 @@ _MOST = 1000
 Client = Redis | RedisCluster
 
 
+class NoConnection(RedisConnectionError):
+    """None could be had, ``__cause__`` says why; so no command was sent. Not told by a cluster's client."""
+
+
+class _ToldApart(ConnectionPool):
+    """Of an error of a command one cannot see whether it was before or after sending; a pool knows."""
+
+    async def get_connection(self, *names: Any, **options: Any) -> Any:
+        try:
+            return await super().get_connection(*names, **options)  # type: ignore[no-untyped-call]
+        except (RedisError, OSError) as error:
+            raise NoConnection(str(error)) from error
+
+
+class _MasterToldApart(_ToldApart, SentinelConnectionPool):
+    """The same, of the master that Sentinels name."""
+
+
 def client_for(url: str, timeout: float) -> Client:
     """Nothing is connected yet. ``timeout`` in seconds bounds connecting and each answer.
 
@@ -38,8 +57,12 @@ def client_for(url: str, timeout: float) -> Client:
     kind = urlsplit(url).scheme.partition("+")[2]
     settings: dict[str, Any] = {
         "socket_timeout": timeout,
-        "socket_connect_timeout": timeout,
+        # Less than the call has: that nobody is there is worth more to know than that it took too long.
+        "socket_connect_timeout": timeout * 0.8,
         "health_check_interval": 30,
+        # With version 3 redis-py expects notes of maintenance, and no longer looks whether a connection that was idle
+        # has been closed: after a restart of the server the first call would be lost.
+        "protocol": 2,
         "max_connections": _MOST,
         # A command whose answer was lost may have been done: a ``put`` sent again would displace itself,
         # and the caller release what it has just stored.
@@ -52,7 +75,7 @@ def client_for(url: str, timeout: float) -> Client:
             case "cluster":
                 client = _of_cluster(urlsplit(url), settings, timeout)
             case _:
-                client = Redis.from_url(url, **settings)
+                client = Redis.from_pool(_ToldApart.from_url(url, **settings))
         if isinstance(client, Redis):
             pool = client.connection_pool
             pool.connection_class(**pool.connection_kwargs)
@@ -120,11 +143,11 @@ def _by_sentinels(url: SplitResult, settings: dict[str, Any], timeout: float) ->
         "password": options.pop("sentinel_password", None),
         "socket_timeout": share,
         "socket_connect_timeout": share,
-        "retry": settings["retry"],
+        **{name: settings[name] for name in ("retry", "protocol")},
         **{name: value for name, value in options.items() if name.startswith("ssl")},
     }
     sentinels: Any = Sentinel(hosts, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
-    master: Redis = sentinels.master_for(unquote(service), **options)
+    master: Redis = sentinels.master_for(unquote(service), connection_pool_class=_MasterToldApart, **options)
     return master
 
 

@@ -40,7 +40,7 @@ from redis.exceptions import (
 )
 
 from metadata_store import connections
-from metadata_store.base import TOMBSTONE_SECONDS, Absent, StoreError, UnreadableEntry
+from metadata_store.base import TOMBSTONE_SECONDS, Absent, NotAsked, StoreError, UnreadableEntry
 from metadata_store.record import (
     Holding,
     Record,
@@ -208,6 +208,8 @@ class RedisStore:
                     raise
         except TimeoutError as error:
             raise StoreError(f"Redis did not answer within {self._timeout} s") from error
+        except connections.NoConnection as error:
+            raise NotAsked(_said(error.__cause__ or error)) from error
         except (RedisError, RedisClusterException, OSError) as error:
             raise StoreError(_said(error)) from error
 

@@ -11,6 +11,7 @@ from proxy.call import Clock
 from proxy.ledger import Ledger
 from proxy.memory import Memory
 from proxy.pool import LastWorker, Pool
+from proxy.put_back import put_back
 from proxy.release import Releaser, Why
 from proxy.settings import Settings
 from router.workers import Role, Worker
@@ -141,6 +142,6 @@ class Departures:
             return None
         if record.worker != worker:
             # Its conversation moved on since.
-            await self._memory.restore(key, record)
+            await put_back(self._memory, self._releaser, key, record)
             return None
         return record

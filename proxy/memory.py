@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import structlog
 
-from metadata_store import Absent, Holding, Record, Store, StoreError, UnreadableEntry
+from metadata_store import Absent, Holding, NotAsked, Record, Store, StoreError, UnreadableEntry
 from proxy.ledger import Ledger
 from proxy.telemetry import Metrics
 
@@ -86,7 +86,7 @@ class Memory:
                     detail=str(error),
                 )
             self._failing = True
-            return Unavailable(asked=True)
+            return Unavailable(asked=not isinstance(error, NotAsked))
         if self._failing:
             log.info("the store answers again")
             self._failing = False

@@ -9,6 +9,7 @@ from proxy.call import Call, Clock, Report
 from proxy.memory import Memory, Unavailable
 from proxy.pool import Pool
 from proxy.prompt_ids import PromptIds
+from proxy.put_back import put_back
 from proxy.release import Releaser, Why
 from proxy.settings import Settings
 from proxy.telemetry import Metrics
@@ -121,7 +122,7 @@ class Recall:
             raise
 
     async def _put_back(self, key: str, record: Record) -> None:
-        await self._memory.restore(key, record)
+        await put_back(self._memory, self._releaser, key, record)
 
     async def _verify(self, call: Call, key: str, report: Report, record: Record) -> tuple[Recalled, Record | None]:
         """What the turn knows then, and the entry if it was left as it is."""

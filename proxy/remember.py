@@ -102,7 +102,8 @@ class Remember:
             case Unavailable(asked=False):
                 self._give_back(call, leg, record.params)
             case Unavailable(asked=True):
-                # It may have been stored all the same: then another turn may read it.
+                # It may have been stored all the same, then another turn may read it, even if it is there no more.
+                # Taking it out again would free only what the next turn could have used, and what the watch sees.
                 pass
 
     def _give_back(self, call: Call, leg: DecodeLeg, params: bytes) -> None:

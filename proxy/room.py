@@ -11,6 +11,7 @@ from proxy.call import Clock
 from proxy.ledger import Ledger
 from proxy.memory import Memory
 from proxy.pool import Pool
+from proxy.put_back import put_back
 from proxy.release import Releaser, Why
 from proxy.settings import Settings
 from proxy.telemetry import Metrics
@@ -167,7 +168,7 @@ class Room:
                 continue
             if Holding.of(record) != entries[key]:
                 # Another router's turn has been there since: this is not the entry that was chosen.
-                await self._memory.restore(key, record)
+                await put_back(self._memory, self._releaser, key, record)
             elif (task := self._releaser.release_record(record, why)) is not None:
                 under_way.append(task)
         return under_way

@@ -62,7 +62,6 @@ async def test_a_conversation_deleted_while_its_turn_runs(each: int) -> None:
 # --- the store
 
 
-LOST = "decode told of blocks, and it is not known whether the store has the entry"
 CRASHED = "the store lost the entry: nobody knows of the blocks any more"
 
 
@@ -82,7 +81,7 @@ async def test_the_store_down_when_a_turn_asks_for_its_entry(each: int, redis_se
 @each
 @pytest.mark.parametrize("moment", ["render", "prefill", "decode"])
 async def test_the_store_goes_down_in_the_middle_of_a_turn(each: int, moment: str, redis_server: RedisServer) -> None:
-    """The entry was taken; what replaces it cannot be stored."""
+    """The entry was taken; what replaces it cannot be stored, and as that is certain, it is not kept for nobody."""
     async with fleet(each, store=redis_server.url, store_pause=0.0) as house:
         second = await house.begun()
 
@@ -93,9 +92,9 @@ async def test_the_store_goes_down_in_the_middle_of_a_turn(each: int, moment: st
         at_request(house.engines, when, stop)
         assert (await house.say(second)).outcome == "hit"
         redis_server.start()
-        await house.afterwards(left_to_ttl=LOST, deletes=False)
+        await house.afterwards()
         await house.say(second)
-        await house.afterwards("c", late="after the TTL")
+        await house.afterwards("c")
 
 
 @each
@@ -123,9 +122,25 @@ async def test_the_store_down_when_an_unsent_entry_goes_back(each: int, redis_se
             engine.faults.clear()
         await eventually(lambda: _failed(house, "restore"))
         redis_server.start()
-        await house.afterwards(left_to_ttl="it may be in the store, so it must not be given back", deletes=False)
+        await house.afterwards()
         await house.say(second)
-        await house.afterwards("c", late="after the TTL")
+        await house.afterwards("c")
+
+
+@each
+async def test_an_unsent_entry_that_a_newer_one_has_overtaken_gives_its_blocks_back(each: int) -> None:
+    """A client leaves while its prompt is rendered; its other turn has ended meanwhile."""
+    async with fleet(each) as house:
+        second = await house.begun()
+        for engine in house.engines:
+            engine.hang_next(when=renders)
+        asking = house.asking(second)
+        await eventually(lambda: any(renders(r) for engine in house.engines for r in engine.requests))
+        assert (await house.say(second)).outcome == "first"
+        await house.hung_up(asking)
+        for engine in house.engines:
+            engine.faults.clear()
+        await house.afterwards("c")
 
 
 @each

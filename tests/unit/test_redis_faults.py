@@ -11,7 +11,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from redis.asyncio import Redis
 
-from metadata_store import Absent, Store, StoreError, open_store
+from metadata_store import Absent, NotAsked, Store, StoreError, open_store
 from metadata_store.keys import conversation_key, derive_secret
 from metadata_store.record import Holding, encode
 from metadata_store.redis import RedisStore
@@ -170,6 +170,54 @@ async def test_put_whose_answer_was_lost_is_not_sent_again(redis_server: RedisSe
         assert await store.take(KEY) != Absent.NOTHING
 
 
+async def test_answer_that_was_lost_is_told_apart_from_a_call_that_was_never_sent(redis_server: RedisServer) -> None:
+    """After the first, another turn may have the entry; after the second, nobody."""
+    between = Between(redis_server)
+    later = record(time.time() + 300)
+    async with listening(between.serve) as url, opened(url, timeout=10.0) as store:
+        await store.take(KEY)
+        between.break_off = True
+        for call in (store.put, store.restore):
+            with pytest.raises(StoreError) as lost:
+                await call(KEY, later)
+            assert not isinstance(lost.value, NotAsked)
+            between.break_off = False
+            await store.take(KEY)
+            between.break_off = True
+
+
+async def test_call_for_which_there_is_no_connection_was_surely_not_done(redis_server: RedisServer) -> None:
+    async with opened(redis_server.url, timeout=10.0) as store:
+        await store.take(KEY)
+        await stopped(redis_server)
+        for call in calls(store)[:4]:
+            with pytest.raises(NotAsked, match="connecting to"):
+                await call()
+
+
+async def test_connection_that_idled_over_a_restart_costs_no_call(redis_server: RedisServer) -> None:
+    async with opened(redis_server.url, timeout=10.0) as store:
+        await store.take(KEY)
+        await stopped(redis_server)
+        redis_server.start()
+        assert await store.put(KEY, record(time.time() + 300)) is None
+
+
+async def stopped(server: RedisServer) -> None:
+    """Returns when this process has seen that its connections are closed."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
+    server.stop()
+    assert await reader.read() == b""
+    writer.close()
+
+
+async def test_call_for_which_no_sentinel_names_a_server_was_surely_not_done() -> None:
+    async with opened(f"redis+sentinel://127.0.0.1:{free_port()}/service", timeout=10.0) as store:
+        for call in calls(store)[:4]:
+            with pytest.raises(NotAsked, match="No master found"):
+                await call()
+
+
 @pytest.mark.parametrize("options", ["", "?retry_on_timeout=true"])
 def test_no_command_is_ever_sent_twice(options: str) -> None:
     """Whatever redis-py's defaults become: its own are ten retries with pauses, far beyond any time-out."""
@@ -220,8 +268,9 @@ async def raw(server: RedisServer) -> dict[bytes, bytes]:
         for key in await redis.keys("*"):
             value = await redis.get(key)
             assert isinstance(key, bytes)
-            assert isinstance(value, bytes)
-            found[key] = value
+            if value is not None:  # else it has expired since
+                assert isinstance(value, bytes)
+                found[key] = value
         return found
 
 
