@@ -48,6 +48,9 @@ class EngineOptions:
     tool_call_parser: str | None = "hermes"
     reasoning_parser: str | None = None
     bidirectional: bool = True
+    # Ranks behind the one URL, each an engine with a cache of its own; all on the same core. The
+    # side channel takes as many ports, from the given one on.
+    data_parallel_size: int = 1
     extra_args: tuple[str, ...] = ()
     extra_env: Mapping[str, str] = field(default_factory=dict)
 
@@ -83,6 +86,9 @@ def command(options: EngineOptions, layout: Layout, port: int) -> list[str]:
         line += ["--block-size", str(options.block_size)]
     if options.num_gpu_blocks_override is not None:
         line += ["--num-gpu-blocks-override", str(options.num_gpu_blocks_override)]
+    if options.data_parallel_size > 1:
+        # One API server, or each would count its own share of the ranks' load.
+        line += ["--data-parallel-size", str(options.data_parallel_size), "--api-server-count", "1"]
     return [*line, *options.extra_args]
 
 
@@ -117,7 +123,7 @@ def environment(
         "OMP_NUM_THREADS": "1",
         "OMP_WAIT_POLICY": "passive",
         "GOMP_SPINCOUNT": "0",
-        "VLLM_CPU_OMP_THREADS_BIND": str(core),
+        "VLLM_CPU_OMP_THREADS_BIND": "|".join([str(core)] * options.data_parallel_size),
         "VLLM_CPU_KVCACHE_SPACE": str(options.kv_cache_gib),
         # Loopback only.
         "VLLM_HOST_IP": LOOPBACK,

@@ -34,7 +34,9 @@ class Engine:
         self.options = options
         self._layout = layout or Layout.default()
         self.port = options.port or free_port(avoid)
-        self.side_channel_port = options.side_channel_port or free_port((self.port, *avoid))
+        self.side_channel_port = options.side_channel_port or free_port(
+            (self.port, *avoid), row=options.data_parallel_size
+        )
         self.core = _core(options)
         self.log: Path = self._layout.logs / f"{options.role}-{self.port}.log"
         self._process: Process | None = None

@@ -12,11 +12,11 @@ LOOPBACK = "127.0.0.1"
 RANGE = range(20_000, 32_000)
 
 
-def free_port(taken: Collection[int] = ()) -> int:
-    """A port that can be bound now and is not among `taken`."""
-    for port in random.sample(RANGE, len(RANGE)):
-        if port not in taken and is_free(port):
-            return port
+def free_port(taken: Collection[int] = (), row: int = 1) -> int:
+    """The first of `row` ports in a row that can be bound now and are not among `taken`."""
+    for first in random.sample(RANGE, len(RANGE)):
+        if all(port not in taken and is_free(port) for port in range(first, first + row)):
+            return first
     raise OSError(f"no free port between {RANGE.start} and {RANGE.stop}")
 
 

@@ -39,7 +39,7 @@ def test_the_connector_knows_its_role_and_moves_cache_both_ways(role: str, kv_ro
 
 def test_settings_that_are_not_given_are_left_to_vllm() -> None:
     line = command(EngineOptions("decode"), LAYOUT, 1)
-    for option in ("--num-gpu-blocks-override", "--block-size", "--reasoning-parser"):
+    for option in ("--num-gpu-blocks-override", "--block-size", "--reasoning-parser", "--data-parallel-size"):
         assert option not in line
     assert "kv_load_failure_policy" not in kv_config(EngineOptions("decode"))
 
@@ -86,3 +86,11 @@ def test_the_environment_pins_and_can_be_added_to() -> None:
     assert env["VLLM_CPU_OMP_THREADS_BIND"] == "1"
     assert env["VLLM_NIXL_SIDE_CHANNEL_PORT"] == "5600"
     assert env["VLLM_LOGGING_LEVEL"] == "DEBUG"
+
+
+def test_every_data_parallel_rank_has_its_share_of_what_is_bound() -> None:
+    options = EngineOptions("decode", data_parallel_size=2)
+    line = command(options, LAYOUT, 1)
+    assert value_of(line, "--data-parallel-size") == "2"
+    assert value_of(line, "--api-server-count") == "1"
+    assert environment(options, side_channel_port=5600, core=1, base={})["VLLM_CPU_OMP_THREADS_BIND"] == "1|1"
