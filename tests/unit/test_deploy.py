@@ -210,16 +210,42 @@ def test_redis_brings_nothing_back() -> None:
     assert line[line.index("--appendonly") + 1] == "no"
 
 
+def mounted(service: str) -> dict[str, Path]:
+    """What a service finds where, of this folder."""
+    volumes = [volume.split(":") for volume in compose()["services"][service]["volumes"]]
+    return {inside: PROJECT / "deploy" / outside for outside, inside, *_ in volumes if outside.startswith(".")}
+
+
 def test_prometheus_scrapes_what_there_is() -> None:
     services = compose()["services"]
-    mounted = services["prometheus"]["volumes"][0].split(":")
-    file = PROJECT / "deploy" / mounted[0]
-    assert f"--config.file={mounted[1]}" in services["prometheus"]["command"]
-    jobs = yaml.safe_load(file.read_text())["scrape_configs"]
-    targets = {target for job in jobs for group in job["static_configs"] for target in group["targets"]}
+    files = mounted("prometheus")
+    inside = Path("/etc/prometheus/prometheus.yml")
+    assert f"--config.file={inside}" in services["prometheus"]["command"]
+    config = yaml.safe_load(files[str(inside)].read_text())
+    targets = {
+        target for job in config["scrape_configs"] for group in job["static_configs"] for target in group["targets"]
+    }
     assert targets == {"router:8000", "prefill:8000", "decode:8000"}
     assert services["router"]["ports"][0].endswith(f":{ROUTER_PORT}")
     assert Settings.model_fields["port"].default == ROUTER_PORT
+    for name in config["rule_files"]:
+        assert files[str(inside.with_name(name))].exists()
+
+
+def test_grafana_finds_prometheus_and_the_dashboard() -> None:
+    services = compose()["services"]
+    files = mounted("grafana")
+    provisioning = files["/etc/grafana/provisioning"]
+    source = yaml.safe_load((provisioning / "datasources/prometheus.yml").read_text())["datasources"][0]
+    name, port = re.fullmatch(r"http://(\w+):(\d+)", source["url"]).groups()  # type: ignore[union-attr]
+    assert services[name]["ports"][0].endswith(f":{port}")
+    interval = yaml.safe_load(mounted("prometheus")["/etc/prometheus/prometheus.yml"].read_text())["global"]
+    assert source["jsonData"]["timeInterval"] == interval["scrape_interval"]
+    provider = yaml.safe_load((provisioning / "dashboards/turnback.yml").read_text())["providers"][0]
+    board = next(inside for inside in files if inside.endswith(".json"))
+    assert board.startswith(provider["options"]["path"] + "/")
+    assert services["grafana"]["environment"]["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"] == board
+    assert json.loads(files[board].read_text())["title"] == "Turnback"
 
 
 def test_services_depend_on_services() -> None:
