@@ -19,7 +19,7 @@ COPY metadata_store ./metadata_store
 COPY bench ./bench
 # The constraints name the development tools too; only what the project asks for is installed.
 RUN python -m pip --python /opt/turnback/bin/python install --no-cache-dir --disable-pip-version-check \
-    -c constraints.txt ${TURNBACK_PIP_ARGS} ".[bench]"
+    -c constraints.txt ${TURNBACK_PIP_ARGS} ".[bench,traces]"
 
 
 FROM python:3.11-slim

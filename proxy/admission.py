@@ -16,14 +16,16 @@ _LOOK_SECONDS = 0.25
 _LONGEST_RETRY_AFTER = 60
 
 
-class _Verdict(StrEnum):
+class Verdict(StrEnum):
+    """What becomes of who waits for a place."""
+
     ADMITTED = "admitted"
     FULL = "full"
     LATE = "late"
     DRAINING = "draining"
 
 
-_Waiting = asyncio.Future[_Verdict]
+_Waiting = asyncio.Future[Verdict]
 
 
 class Admission:
@@ -48,12 +50,12 @@ class Admission:
         Who is cancelled while waiting leaves the queue at once.
         """
         if self._closed:
-            raise self._refusal(_Verdict.DRAINING)
+            raise self._refusal(Verdict.DRAINING)
         if not self._queue and self._running < self._capacity():
             self._running += 1
         else:
             verdict = await self._wait(caller)
-            if verdict is not _Verdict.ADMITTED:
+            if verdict is not Verdict.ADMITTED:
                 raise self._refusal(verdict)
         self._metrics.running.inc()
         try:
@@ -66,17 +68,17 @@ class Admission:
         """Admit nobody any more. Those who wait are refused now: another replica can serve them at once."""
         self._closed = True
         while (waiting := self._queue.next()) is not None:
-            _tell(waiting, _Verdict.DRAINING)
+            _tell(waiting, Verdict.DRAINING)
 
-    async def _wait(self, caller: str) -> _Verdict:
+    async def _wait(self, caller: str) -> Verdict:
         """If it is ADMITTED, the place has been counted."""
         loop = asyncio.get_running_loop()
         waiting: _Waiting = loop.create_future()
         displaced = self._queue.add(caller, waiting)
         if displaced is waiting:
-            return _Verdict.FULL
+            return Verdict.FULL
         if displaced is not None:
-            _tell(displaced, _Verdict.FULL)
+            _tell(displaced, Verdict.FULL)
         began = loop.time()
         patience = loop.call_later(self._patience, self._run_out, caller, waiting)
         # The capacity may have grown since a turn last ended.
@@ -86,7 +88,7 @@ class Admission:
                 verdict = await waiting
         except asyncio.CancelledError:
             self._queue.discard(caller, waiting)
-            if not waiting.cancelled() and waiting.result() is _Verdict.ADMITTED:
+            if not waiting.cancelled() and waiting.result() is Verdict.ADMITTED:
                 self._give_back()
             raise
         finally:
@@ -97,7 +99,7 @@ class Admission:
 
     def _run_out(self, caller: str, waiting: _Waiting) -> None:
         self._queue.discard(caller, waiting)
-        _tell(waiting, _Verdict.LATE)
+        _tell(waiting, Verdict.LATE)
 
     def _give_back(self) -> None:
         self._running -= 1
@@ -106,7 +108,7 @@ class Admission:
     def _hand_out(self) -> None:
         while self._queue and self._running < self._capacity():
             waiting = self._queue.next()
-            if waiting is not None and _tell(waiting, _Verdict.ADMITTED):
+            if waiting is not None and _tell(waiting, Verdict.ADMITTED):
                 self._running += 1
 
     def _look(self) -> None:
@@ -116,9 +118,9 @@ class Admission:
             self._looking.cancel()
         self._looking = asyncio.get_running_loop().call_later(_LOOK_SECONDS, self._look) if self._queue else None
 
-    def _refusal(self, verdict: _Verdict) -> ApiError:
+    def _refusal(self, verdict: Verdict) -> ApiError:
         self._metrics.refused.labels(verdict).inc()
-        if verdict is _Verdict.DRAINING:
+        if verdict is Verdict.DRAINING:
             return draining()
         # What the last one waited is the best guess of when there is room for another.
         seconds = min(max(1, math.ceil(self._last_wait)), _LONGEST_RETRY_AFTER)
@@ -140,7 +142,7 @@ def decode_places(pool: Pool, bound: int) -> Callable[[], float]:
     return places
 
 
-def _tell(waiting: _Waiting, verdict: _Verdict) -> bool:
+def _tell(waiting: _Waiting, verdict: Verdict) -> bool:
     """Whether it still wanted to know."""
     if waiting.done():
         return False

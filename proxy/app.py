@@ -10,8 +10,7 @@ from starlette.routing import Route
 
 from metadata_store import MEMORY, open_store
 from proxy.abandoned import Abandoned
-from proxy.admission import Admission, decode_places
-from proxy.answer import AnswerLeg
+from proxy.admission import decode_places
 from proxy.background import Background
 from proxy.call import Clock
 from proxy.config_watch import ConfigWatch
@@ -22,10 +21,7 @@ from proxy.errors import ApiError
 from proxy.ledger import Ledger
 from proxy.memory import Memory
 from proxy.pool import Pool
-from proxy.prefill import PrefillLeg
-from proxy.prompt_ids import PromptIds
 from proxy.recall import Recall
-from proxy.release import Releaser
 from proxy.remember import Remember
 from proxy.reuse_leg import ReuseLeg
 from proxy.room import Room
@@ -35,10 +31,11 @@ from proxy.routes.conversations import Conversations
 from proxy.routes.info import info_routes
 from proxy.settings import Settings
 from proxy.telemetry import Metrics, set_up_logging
+from proxy.traces import open_traces
 from proxy.turn import Turns
-from proxy.upstream import Upstream
 
 _PATIENCE = 5.0
+_TRACES_PATIENCE = 2.0
 
 
 def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | None = None) -> FastAPI:
@@ -50,20 +47,21 @@ def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | No
     clock = clock or (_steady() if settings.store == MEMORY else time.time)
     key = settings.worker_api_key
     metrics = Metrics()
-    upstream = Upstream(settings.connect_timeout, key.get_secret_value() if key else None)
+    traces = open_traces(settings)
+    upstream = traces.upstream(settings.connect_timeout, key.get_secret_value() if key else None)
     pool = Pool(settings, upstream, metrics)
-    store = open_store(settings.store, settings.store_timeout, clock)
+    store = traces.store(open_store(settings.store, settings.store_timeout, clock))
     ledger = Ledger(clock)
     memory = Memory(store, settings.store_pause, ledger, metrics)
-    prompt_ids = PromptIds(settings, pool, upstream, metrics)
+    prompt_ids = traces.prompt_ids(settings, pool, upstream, metrics)
     background = Background()
-    releaser = Releaser(pool, upstream, background, metrics, clock)
+    releaser = traces.releaser(pool, upstream, background, metrics, clock)
     recall = Recall(settings, pool, memory, prompt_ids, releaser, background, metrics, clock)
     room = Room(settings, pool, upstream, memory, ledger, releaser, metrics, clock)
     remember = Remember(settings, memory, room, releaser, metrics, clock)
-    answer_leg = AnswerLeg(settings, pool, upstream, background)
+    answer_leg = traces.answer_leg(settings, pool, upstream, background)
     abandoned = Abandoned(answer_leg, remember, releaser, background, settings.abandon_grace)
-    prefill_leg = PrefillLeg(pool, upstream, metrics)
+    prefill_leg = traces.prefill_leg(pool, upstream, metrics)
     turns = Turns(
         settings,
         pool,
@@ -82,12 +80,13 @@ def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | No
 
     drain = drain or Drain()
     places = decode_places(pool, settings.max_turns_per_worker)
-    admission = Admission(places, settings.queue_size, settings.queue_timeout, metrics)
+    admission = traces.admission(places, settings.queue_size, settings.queue_timeout, metrics)
     drain.when_it_begins(admission.close)
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
         async with upstream:
+            traces.start()
             await store.open()
             pool.start()
             room.start()
@@ -106,6 +105,7 @@ def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | No
                 await pool.stop()
                 await background.stop(_PATIENCE)
                 await store.close()
+                await traces.stop(_TRACES_PATIENCE)
 
     app = FastAPI(title="Turnback", version=version("turnback"), lifespan=lifespan)
     app.add_exception_handler(ApiError, _answer)  # type: ignore[arg-type]
@@ -116,7 +116,7 @@ def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | No
     app.include_router(info_routes(pool, upstream, metrics, drain))
     for dialect in DIALECTS:
         endpoint = ApiEndpoint(dialect, settings, secret, turns, admission, drain, metrics)
-        app.router.routes.append(Route(dialect.path, endpoint, methods=["POST"]))
+        app.router.routes.append(Route(dialect.path, traces.endpoint(endpoint, dialect.path), methods=["POST"]))
     return app
 
 

@@ -9,6 +9,9 @@ from proxy.dialects import ClientRequest, Dialect
 from router.fingerprint import Scope
 from router.reuse import Outcome, Reason
 
+REPORT = "turnback.report"
+"""Where a request's ASGI scope has its ``Report``, for what is around the endpoint."""
+
 Clock = Callable[[], float]
 """Tells the seconds since the epoch."""
 
@@ -37,6 +40,8 @@ class Report:
     prompt_tokens: int | None = None
     """None where nobody told."""
     turn: int = 1
+    conversation: str = ""
+    """A short hash, by which a conversation's lines are found in the log; empty if it named none."""
     prefill: str = ""
     prefill_request_id: str = ""
     """By which the last prefill leg is found in the engine's own log."""

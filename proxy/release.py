@@ -87,14 +87,14 @@ class Releaser:
             if not self._is_there(worker, generation):
                 self._metrics.releases.labels(why, "left").inc()
                 return
-            answer = await self._told(body)
+            answer = await self._tell(worker, why, body)
         released = isinstance(answer, Answer)
         self._metrics.releases.labels(why, "released" if released else "failed").inc()
         if not released:
             log.info("retained blocks could not be released: the engine frees them later", detail=str(answer))
 
-    async def _told(self, body: bytes) -> Answer | Refused | Failed:
-        """Have a prefill worker tell decode; another, or the same again, where that fails.
+    async def _tell(self, worker: str, why: Why, body: bytes) -> Answer | Refused | Failed:
+        """Have a prefill worker tell ``worker``; another, or the same again, where that fails.
 
         It reads nothing, so that doing it twice does no harm.
         """

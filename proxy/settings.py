@@ -21,6 +21,7 @@ from pydantic_settings import (
 
 from metadata_store import MEMORY, open_store
 from metadata_store.keys import derive_secret
+from proxy.collector_url import collector_url
 from proxy.worker_spec import AnyWorkerSpec, WorkerSpec, server_url
 from router.select import Policy
 
@@ -166,6 +167,12 @@ class Settings(BaseSettings):
     )
     breaker_seconds: float = Field(default=10.0, gt=0, description="seconds of that while; then one leg tries it")
 
+    otlp_endpoint: str | None = Field(
+        default=None, description="URL of an OTLP/HTTP collector that gets traces of turns, such as http://HOST:4318"
+    )
+    trace_sample_ratio: float = Field(
+        default=1.0, ge=0, le=1, description="share of turns that are traced, of those whose clients did not decide"
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
     log_format: Literal["console", "json"] = Field(default="console", description="form of the log lines")
 
@@ -201,7 +208,12 @@ class Settings(BaseSettings):
     def _render_url(cls, url: str | None) -> str | None:
         return None if url is None else server_url(url)
 
-    @field_validator("secret", "worker_api_key", mode="before")
+    @field_validator("otlp_endpoint")
+    @classmethod
+    def _collector_url(cls, url: str | None) -> str | None:
+        return None if url is None else collector_url(url)
+
+    @field_validator("secret", "worker_api_key", "otlp_endpoint", mode="before")
     @classmethod
     def _not_empty(cls, value: Any) -> Any:
         """An empty variable is one that is not set."""

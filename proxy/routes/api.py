@@ -12,13 +12,14 @@ from starlette.types import Receive, Scope, Send
 from metadata_store.keys import conversation_key
 from proxy import body
 from proxy.admission import Admission
-from proxy.call import Call, Reply, Report
+from proxy.call import REPORT, Call, Reply, Report
 from proxy.conversation import conversation_id, credential
 from proxy.dialects import Dialect
 from proxy.drain import Drain
 from proxy.errors import ApiError, bad_request, draining, internal, too_large, took_too_long
 from proxy.settings import Settings
 from proxy.telemetry import Metrics
+from proxy.trace_context import trace_context
 from proxy.turn import Turns
 from router.fingerprint import Scope as TokenScope
 
@@ -27,6 +28,9 @@ log = structlog.get_logger()
 Headers = list[tuple[bytes, bytes]]
 
 _LONGEST_REQUEST_ID = 256
+
+_SHORT_HASH = 12
+"""Hex digits of a conversation's key that are told: enough to find its turns by."""
 
 _FAREWELL_SECONDS = 2.0
 """For a last event to a client that may have stopped to read."""
@@ -116,13 +120,14 @@ class ApiEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; the client's leaving ends it at any point."""
-        report = Report()
+        report = scope[REPORT] = Report()
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
         request_id = _request_id(headers)
         response = Response(send, request_id, report)
         try:
             data = await _read_body(headers, receive, self._settings.max_body_bytes)
             call = self._call(data, headers, request_id)
+            report.conversation = (call.key or "")[:_SHORT_HASH]
             serving = asyncio.ensure_future(self._serve(call, _caller(scope, headers), report, response))
             await _unless_gone(serving, receive)
         except ApiError as error:
@@ -161,7 +166,9 @@ class ApiEndpoint:
         except body.NotAnObject as error:
             raise bad_request(f"The request body is not usable: {error}.") from error
         authorization = headers.get("authorization") if self._settings.forward_authorization else None
-        request = self._dialect.read(members, {"Authorization": authorization} if authorization else {})
+        # Unless this router makes spans itself, the workers' spans are right below the client's.
+        forwarded = trace_context(headers) | ({"Authorization": authorization} if authorization else {})
+        request = self._dialect.read(members, forwarded)
         named = conversation_id(self._settings.conversation_id_sources, headers, members)
         caller = credential(headers)
         return Call(

@@ -177,6 +177,8 @@ SAMPLES: dict[str, tuple[str, Any]] = {
     "health_down_after": ("5", 5),
     "breaker_failures": ("1", 1),
     "breaker_seconds": ("0.5", 0.5),
+    "otlp_endpoint": ("http://c:4318/", "http://c:4318/v1/traces"),
+    "trace_sample_ratio": ("0", 0.0),
     "log_level": ("warning", "warning"),
     "log_format": ("json", "json"),
 }
@@ -279,6 +281,11 @@ WRONG: list[tuple[str, Any]] = [
     ("health_down_after", "0"),
     ("breaker_failures", "0"),
     ("breaker_seconds", "0"),
+    ("otlp_endpoint", "collector:4317"),
+    ("otlp_endpoint", "grpc://c:4317"),
+    ("otlp_endpoint", "http://c:4318?token=x"),
+    ("trace_sample_ratio", "1.1"),
+    ("trace_sample_ratio", "-0.1"),
     ("log_level", "loud"),
     ("log_format", "xml"),
 ]

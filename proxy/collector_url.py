@@ -1,0 +1,37 @@
+"""The address of a trace collector, as the settings have it."""
+
+from importlib.util import find_spec
+
+from yarl import URL
+
+_PATH = "/v1/traces"
+
+
+def collector_url(text: str) -> str:
+    """Where a collector takes spans: ``text``, with OTLP's path at its end.
+
+    Raises ``ValueError`` if it is no http(s) URL, or if what sends traces is not installed.
+    """
+    try:
+        url = URL(text)
+        port = url.port
+    except ValueError:
+        port = None
+    if port is None or url.scheme not in ("http", "https") or not url.host or url.query_string or url.fragment:
+        # Not quoted where it may have a password in it.
+        named = "a text with @" if "@" in text else repr(text)
+        raise ValueError(f"{named} is no URL of an OTLP/HTTP collector (http://HOST:4318)")
+    if url.user is not None or url.password is not None:
+        raise ValueError(
+            f"{url.host}: a credential goes into the variable OTEL_EXPORTER_OTLP_HEADERS, not into the URL"
+        )
+    if not _installed():
+        raise ValueError("traces need more packages: pip install 'turnback[traces]'")
+    return text.rstrip("/").removesuffix(_PATH) + _PATH
+
+
+def _installed() -> bool:
+    try:
+        return find_spec("opentelemetry.exporter.otlp.proto.http.trace_exporter") is not None
+    except ModuleNotFoundError:
+        return False
