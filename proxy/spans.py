@@ -5,7 +5,7 @@ end after the turn's own span.
 """
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -28,7 +28,7 @@ class TracedTurn:
 
 
 TURN: ContextVar[TracedTurn | None] = ContextVar("traced_turn", default=None)
-"""The turn for which the running code works."""
+"""The turn for which the running code works; None if it is not traced, or it is no turn's work."""
 
 
 def tell(span: Span, **values: Value) -> None:
@@ -59,14 +59,10 @@ def tell_status(span: Span, status: int) -> None:
         fail(span, f"status {status}")
 
 
-def begin(name: str, kind: SpanKind = SpanKind.INTERNAL, **values: Value) -> Span:
+def begin(turn: TracedTurn, name: str, kind: SpanKind, values: Mapping[str, Value]) -> Span:
     """A span below the current one. Whoever begins it ends it."""
-    turn = TURN.get()
-    if turn is None:
-        return INVALID_SPAN
     span = turn.tracer.start_span(name, kind=kind)
-    if span.is_recording():
-        tell(span, **values)
+    tell(span, **values)
     return span
 
 
@@ -86,6 +82,10 @@ def current(span: Span, *, ends: bool) -> Iterator[Span]:
 
 @contextmanager
 def step(name: str, kind: SpanKind = SpanKind.INTERNAL, **values: Value) -> Iterator[Span]:
-    """A span for what is done within."""
-    with current(begin(name, kind, **values), ends=True) as span:
+    """A span for what is done within, if it is done for a turn that is traced."""
+    turn = TURN.get()
+    if turn is None:
+        yield INVALID_SPAN
+        return
+    with current(begin(turn, name, kind, values), ends=True) as span:
         yield span

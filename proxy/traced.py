@@ -20,7 +20,7 @@ from proxy.prefill import NothingToRead, OtherTokens, Prefilled, PrefillLeg, Pre
 from proxy.prompt_ids import PromptIds
 from proxy.release import Releaser, Why
 from proxy.routes.api import ApiEndpoint
-from proxy.spans import TURN, begin, current, fail, step, tell, tell_answer, tell_status
+from proxy.spans import TURN, TracedTurn, begin, current, fail, step, tell, tell_answer, tell_status
 from proxy.traced_turn import TracedEndpoint
 from proxy.traces import Traces
 from proxy.upstream import Answer, Failed, Refused, Server, Upstream, forwarding
@@ -102,8 +102,11 @@ class TracedAnswerLeg(AnswerLeg):
         self, call: Call, report: Report, worker: Worker, body: bytes, remember: AfterAnswer
     ) -> Reply | Failed:
         """See ``AnswerLeg``."""
-        span = begin("decode", SpanKind.CLIENT, worker=worker.name, role=worker.role)
-        answer = _AnswerSpan(span, remember)
+        turn = TURN.get()
+        if turn is None:
+            return await super().send(call, report, worker, body, remember)
+        span = begin(turn, "decode", SpanKind.CLIENT, {"worker": worker.name, "role": worker.role})
+        answer = _AnswerSpan(turn, span, remember)
         try:
             with current(span, ends=False):
                 reply = await super().send(call, report, worker, body, answer.remember)
@@ -130,7 +133,8 @@ class TracedAnswerLeg(AnswerLeg):
 class _AnswerSpan:
     """The span of an answer that comes in parts, until it is closed."""
 
-    def __init__(self, span: Span, remember: AfterAnswer) -> None:
+    def __init__(self, turn: TracedTurn, span: Span, remember: AfterAnswer) -> None:
+        self._turn = turn
         self._span = span
         self._above = get_current_span()
         self._remember = remember
@@ -153,8 +157,7 @@ class _AnswerSpan:
             tell(self._span, cancelled=True)
         elif self._failure:
             fail(self._span, self._failure)
-        if (turn := TURN.get()) is not None:
-            turn.failure = self._failure
+        self._turn.failure = self._failure
         self._span.end()
 
 

@@ -33,7 +33,7 @@ class TracedEndpoint:
         above = _PROPAGATOR.extract(trace_context(headers))
         span = self._tracer.start_span(self._name, above, SpanKind.SERVER, self._attributes)
         turn = TracedTurn(self._tracer)
-        before = TURN.set(turn)
+        before = TURN.set(turn if span.is_recording() else None)
         trace_id = format_trace_id(span.get_span_context().trace_id)
         try:
             with current(span, ends=True), structlog.contextvars.bound_contextvars(trace_id=trace_id):
@@ -41,7 +41,7 @@ class TracedEndpoint:
                     await self._endpoint(scope, receive, send)
                 finally:
                     report = scope.get(REPORT)
-                    if isinstance(report, Report) and span.is_recording():
+                    if isinstance(report, Report):
                         _tell(span, report, turn.failure)
         finally:
             TURN.reset(before)

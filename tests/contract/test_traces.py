@@ -108,11 +108,13 @@ async def test_the_clients_trace_goes_on(traced: House, collector: Collector) ->
 
 async def test_a_client_may_decide_that_its_turn_is_not_traced(traced: House, collector: Collector) -> None:
     await traced.proxy.client.post(CHAT, json=chat([user(OPENING)]), headers={"traceparent": f"{CLIENTS}-00"})
-    told = traced.prefill.requests[0].headers["traceparent"]
-    assert told.startswith(CLIENTS[:35])
-    assert told.endswith("-00")
+    for engine in traced.engines:
+        told = engine.requests[0].headers["traceparent"]
+        assert told.startswith(CLIENTS[:35])
+        assert told.endswith("-00")
     await traced.say(chat([user(OPENING)]))
     assert (await collector.turn()).root.trace != "a1" * 16
+    assert {span.trace for span in collector.spans} == {collector.spans[0].trace}
 
 
 async def test_a_share_of_turns(make_house: MakeHouse, collector: Collector) -> None:
