@@ -19,8 +19,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"turnback {version('turnback')}")
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("serve", help="run the proxy (turnback serve --help)", add_help=False)
+    commands.add_parser(
+        "bench", help="measure a server, with and without reuse (turnback bench --help)", add_help=False
+    )
     commands.add_parser("advise", help="say what to set, and whether reuse pays", add_help=False)
     chosen, rest = parser.parse_known_args(arguments)
+    if chosen.command == "bench":
+        return _bench(rest)
     if chosen.command == "advise":
         return _advise(rest)
     try:
@@ -29,6 +34,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"turnback: wrong setting: {error}", file=sys.stderr)
         return 2
     return _serve(settings)
+
+
+def _bench(arguments: Sequence[str]) -> int:
+    # Not imported at the top: only the extra `bench` brings what it needs.
+    try:
+        from bench.multiturn.command import main as bench
+    except ModuleNotFoundError as error:
+        print(f"turnback bench: {error.name} is missing: pip install 'turnback[bench]'", file=sys.stderr)
+        return 2
+    return bench(arguments)
 
 
 def _advise(arguments: Sequence[str]) -> int:

@@ -45,7 +45,7 @@ def test_another_file_is_named(tmp_path: Path, content: str, said: str) -> None:
 
 
 def test_no_file_is_named(tmp_path: Path) -> None:
-    with pytest.raises(BenchFailure, match="cannot read .*none.json"):
+    with pytest.raises(BenchFailure, match=r"cannot read .*none\.json"):
         load(tmp_path / "none.json")
-    with pytest.raises(BenchFailure, match="cannot write .*none/result.json"):
+    with pytest.raises(BenchFailure, match=r"cannot write .*none/result\.json"):
         save(RESULT, tmp_path / "none" / "result.json")
