@@ -6,13 +6,14 @@ import ast
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 from prometheus_client import Metric
 from pydantic import SecretStr
 from starlette.routing import Route
 
+from bench.multiturn.settings import BenchSettings
 from deploy.local.layout import PROJECT
 from metadata_store.connections import SCHEMES
 from proxy.app import create_app
@@ -23,6 +24,7 @@ from proxy.worker_spec import WorkerSpec
 from router.fingerprint import STEP
 from router.reuse import Outcome, Reason
 
+BENCH = BenchSettings.model_config["env_prefix"]
 README = (PROJECT / "README.md").read_text()
 
 
@@ -78,7 +80,8 @@ def test_every_setting_is_listed_with_its_names_and_default() -> None:
 
 def test_variables_named_anywhere_are_settings() -> None:
     for name in set(re.findall(r"\bTURNBACK_[A-Z_]+", README)) - {"TURNBACK_PIP_ARGS"}:
-        assert name.removeprefix("TURNBACK_").lower() in Settings.model_fields, name
+        fields = BenchSettings.model_fields if name.startswith(BENCH) else Settings.model_fields
+        assert name.removeprefix(BENCH).removeprefix("TURNBACK_").lower() in fields, name
 
 
 def test_choices_are_told() -> None:
@@ -198,6 +201,15 @@ def test_log_lines_are_explained() -> None:
 def test_headers_are_those_that_are_sent() -> None:
     sent = set(re.findall(r'b"(x-(?:turnback-[a-z-]+|request-id))"', (PROJECT / "proxy/routes/api.py").read_text()))
     assert set(first_column(section("Response headers"))) == sent
+
+
+def test_all_options_of_the_bench_are_told_with_their_defaults() -> None:
+    table = [row for row in rows(section("Measure it")) if row[0].startswith("`--") and len(row) == 3]
+    told = {codes(row[0])[0]: (codes(row[1]) or [""])[0] for row in table}
+    fields = BenchSettings.model_fields
+    assert told == {f"--{name.replace('_', '-')}": spelled(field.default) for name, field in fields.items()}
+    workloads = [codes(row[0])[0] for row in rows(section("Measure it")) if row[0].startswith("`") and len(row) == 2]
+    assert workloads == ["--workload", *get_args(fields["workload"].annotation)]
 
 
 def test_links_lead_somewhere() -> None:
