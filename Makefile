@@ -63,6 +63,11 @@ clean:
 bench-ttft: setup
 	$(PY) -m bench.second_turn $(BENCH_ARGS)
 
+# Conversations on a real pair with and without reuse, without and with a prefix cache on prefill; BENCH_ARGS=.
+.PHONY: bench
+bench: setup
+	$(PY) -m bench.on_pair $(BENCH_ARGS)
+
 # Conversations at random through two routers while workers, connections and the store fail; SEED= replays one.
 SEED ?=
 TURNS ?= 10000
