@@ -6,14 +6,16 @@ from collections.abc import Callable
 from metadata_store import connections
 from metadata_store.base import Absent, NotAsked, Store, StoreError, UnreadableEntry
 from metadata_store.memory import MemoryStore
-from metadata_store.record import Holding, Record
+from metadata_store.record import Holding, LastTurn, Put, Record
 from metadata_store.redis import RedisStore
 
 __all__ = [
     "MEMORY",
     "Absent",
     "Holding",
+    "LastTurn",
     "NotAsked",
+    "Put",
     "Record",
     "Store",
     "StoreError",

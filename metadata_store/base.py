@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from enum import Enum
 from typing import Protocol
 
-from metadata_store.record import Holding, Record
+from metadata_store.record import Holding, LastTurn, Put, Record
 
 
 class Absent(Enum):
@@ -43,14 +43,17 @@ class Store(Protocol):
     async def take(self, key: str) -> Record | Absent:
         """Remove the entry and return it. Of concurrent calls exactly one gets it."""
 
-    async def put(self, key: str, record: Record) -> Record | None:
-        """Store ``record``; the entry that it displaced is returned, so that its blocks can be released."""
+    async def put(self, key: str, record: Record) -> Put:
+        """Store ``record``, which also is the conversation's last turn now; what was there before is returned."""
+
+    async def note_turn(self, key: str, last: LastTurn) -> LastTurn | None:
+        """Of a turn that leaves no entry: it is the conversation's last now; the one before it is returned."""
 
     async def restore(self, key: str, record: Record) -> bool:
         """Put back what ``take`` gave, unless a newer entry has come meanwhile; whether it was put back."""
 
     async def discard(self, key: str) -> Record | None:
-        """Remove the entry for good and return it."""
+        """Remove all that is known of the conversation; its entry is returned."""
 
     def scan(self) -> AsyncIterator[tuple[str, Holding]]:
         """All entries there are, in short, in no order; of those that come or go meanwhile some may be missing."""
@@ -58,3 +61,6 @@ class Store(Protocol):
 
 TOMBSTONE_SECONDS = 3600.0
 """How long after a deadline ``take`` can still tell that an entry had expired."""
+
+LAST_TURN_SECONDS = 3600.0
+"""How long after its end a conversation's last turn is known, whatever becomes of its entry."""

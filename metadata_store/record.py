@@ -1,10 +1,11 @@
 """The entry: what a decode worker holds for one conversation, and how it is written down."""
 
+from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
 
-from router.fingerprint import Fingerprint
+from router.fingerprint import Fingerprint, Outline, outline
 
 
 class Record(msgspec.Struct, frozen=True, array_like=True):
@@ -58,6 +59,31 @@ class Holding(msgspec.Struct, frozen=True, array_like=True):
         )
 
 
+class LastTurn(msgspec.Struct, frozen=True, array_like=True):
+    """When a conversation was last answered and what had been computed by then, whatever became of the blocks.
+
+    Only counted by: it tells the pause, and what a later turn computes again.
+    """
+
+    ended_at: float
+    """Seconds since the epoch."""
+    computed: Outline
+
+    @classmethod
+    def of(cls, record: Record) -> "LastTurn":
+        """The turn that left ``record``."""
+        return cls(record.stored_at, outline(record.fingerprint))
+
+
+@dataclass(frozen=True)
+class Put:
+    """What was in the store before an entry was put there."""
+
+    displaced: Record | None
+    """The entry in its place: nobody else can get it any more, so its blocks can be released."""
+    before: LastTurn | None
+
+
 class UnreadableRecord(ValueError):
     """Bytes in the store that are no entry of this version."""
 
@@ -82,6 +108,16 @@ def decode_holding(data: bytes) -> Holding:
     return _read(data, _holdings)
 
 
+def encode_last_turn(last: LastTurn) -> bytes:
+    """As MessagePack, about 8 bytes for every 256 tokens."""
+    return _encoder.encode((_VERSION, last))
+
+
+def decode_last_turn(data: bytes) -> LastTurn:
+    """Raises ``UnreadableRecord``."""
+    return _read(data, _last_turns)
+
+
 _VERSION = 1
 
 _Content = TypeVar("_Content")
@@ -99,4 +135,5 @@ def _read(data: bytes, decoder: "msgspec.msgpack.Decoder[tuple[int, _Content]]")
 
 _encoder = msgspec.msgpack.Encoder()
 _records = msgspec.msgpack.Decoder(tuple[int, Record])
+_last_turns = msgspec.msgpack.Decoder(tuple[int, LastTurn])
 _holdings = msgspec.msgpack.Decoder(tuple[int, Holding])

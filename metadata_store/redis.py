@@ -1,8 +1,8 @@
 """The store in Redis: shared by all replicas.
 
-Per conversation two keys, tied to one cluster slot: the entry, which Redis drops at the deadline, and
-a note of what the entry holds and until when. The note outlives the entry, so that "expired" can be told
-from "never there"; and it is short, so that all notes can be looked through every few seconds.
+Per conversation three keys, tied to one cluster slot: the entry, which Redis drops at the deadline; a note of what
+the entry holds and until when, which outlives it, so that "expired" can be told from "never there", and is short, so
+that all notes can be looked through every few seconds; and the last turn, which is only counted by.
 
 **What was taken never comes back.** Redis can fall back to an older state: it restarts from a snapshot or a log
 that lacks the last second, or a replica that missed a removal becomes master. So entry and note are stamped
@@ -40,19 +40,24 @@ from redis.exceptions import (
 )
 
 from metadata_store import connections
-from metadata_store.base import TOMBSTONE_SECONDS, Absent, NotAsked, StoreError, UnreadableEntry
+from metadata_store.base import LAST_TURN_SECONDS, TOMBSTONE_SECONDS, Absent, NotAsked, StoreError, UnreadableEntry
 from metadata_store.record import (
     Holding,
+    LastTurn,
+    Put,
     Record,
     UnreadableRecord,
     decode,
     decode_holding,
+    decode_last_turn,
     encode,
     encode_holding,
+    encode_last_turn,
 )
 
 _PREFIX = "turnback:"
 _NOTE = ":note"
+_LAST_TURN = ":last"
 _AT_ONCE = 200
 """Keys looked at in one round trip."""
 
@@ -70,10 +75,11 @@ if not life then
 end
 """
 _REMOVE = f"{_LIFE} return {{life, redis.call('GETDEL', KEYS[1]), redis.call('GETDEL', KEYS[2])}}"
+_DISCARD = f"{_LIFE} redis.call('GETDEL', KEYS[3]) redis.call('GETDEL', KEYS[2]) return {{life, redis.call('GETDEL', KEYS[1])}}"
 _PUT = f"""{_LIFE}
 local before = redis.call('SET', KEYS[1], life .. ' ' .. ARGV[1], 'PX', ARGV[2], 'GET')
 redis.call('SET', KEYS[2], life .. ' ' .. ARGV[3], 'PX', ARGV[4])
-return {{life, before}}
+return {{life, before, redis.call('SET', KEYS[3], ARGV[5], 'PX', ARGV[6], 'GET')}}
 """
 _RESTORE = f"""{_LIFE}
 local there = redis.call('GET', KEYS[1])
@@ -123,10 +129,20 @@ class RedisStore:
         holding = _noted(note, life)
         return Absent.EXPIRED if holding is not None and holding.deadline <= self._clock() else Absent.NOTHING
 
-    async def put(self, key: str, record: Record) -> Record | None:
+    async def put(self, key: str, record: Record) -> Put:
         """See ``Store.put``."""
-        life, displaced = await self._run(_PUT, key, *self._written(record))
-        return self._alive(displaced, life)
+        last = encode_last_turn(LastTurn.of(record)), _milliseconds(LAST_TURN_SECONDS)
+        life, displaced, before = await self._run(_PUT, key, *self._written(record), *last)
+        return Put(self._alive(displaced, life), _last_turn(before))
+
+    async def note_turn(self, key: str, last: LastTurn) -> LastTurn | None:
+        """See ``Store.note_turn``."""
+        written = encode_last_turn(last)
+
+        async def swap() -> Any:
+            return await self._redis.set(_keys(key)[2], written, px=_milliseconds(LAST_TURN_SECONDS), get=True)
+
+        return _last_turn(await self._bounded(swap))
 
     async def restore(self, key: str, record: Record) -> bool:
         """See ``Store.restore``. Whoever took an entry has the only one: it may go back into a later life."""
@@ -136,7 +152,7 @@ class RedisStore:
 
     async def discard(self, key: str) -> Record | None:
         """See ``Store.discard``."""
-        life, entry, _ = await self._run(_REMOVE, key)
+        life, entry = await self._run(_DISCARD, key)
         return self._alive(entry, life)
 
     async def scan(self) -> AsyncIterator[tuple[str, Holding]]:
@@ -177,14 +193,15 @@ class RedisStore:
         return frozenset(told.values() if isinstance(told, dict) else (told,))
 
     async def _run(self, script: str, key: str, *arguments: bytes | int) -> Any:
-        """What ``script`` returns for the two keys of ``key``."""
+        """What ``script`` returns for the keys of ``key``."""
         redis: Any = self._redis
+        keys = _keys(key)
 
         async def ask() -> Any:
             # Sent whole each time: a few hundred bytes, where EVALSHA may need a second round trip.
             return await redis.execute_command(
-                *("EVAL", script, 2, *_keys(key), *arguments),
-                **await connections.where(redis, _keys(key)[0]),
+                *("EVAL", script, len(keys), *keys, *arguments),
+                **await connections.where(redis, keys[0]),
             )
 
         return await self._bounded(ask)
@@ -214,9 +231,9 @@ class RedisStore:
             raise StoreError(_said(error)) from error
 
 
-def _keys(key: str) -> tuple[str, str]:
-    # The braces make both keys of a conversation live in one slot of a Redis Cluster.
-    return f"{_PREFIX}{{{key}}}:entry", f"{_PREFIX}{{{key}}}{_NOTE}"
+def _keys(key: str) -> tuple[str, str, str]:
+    # The braces make all keys of a conversation live in one slot of a Redis Cluster.
+    return f"{_PREFIX}{{{key}}}:entry", f"{_PREFIX}{{{key}}}{_NOTE}", f"{_PREFIX}{{{key}}}{_LAST_TURN}"
 
 
 async def _some(keys: AsyncIterator[bytes], most: int) -> list[bytes]:
@@ -261,6 +278,14 @@ def _noted(note: bytes | None, life: bytes) -> Holding | None:
         return _holding(note, life)
     except UnreadableRecord as error:
         raise StoreError("a note in Redis is not readable") from error
+
+
+def _last_turn(written: bytes | None) -> LastTurn | None:
+    """None also for one of another version: nothing but a count is lost."""
+    try:
+        return None if written is None else decode_last_turn(written)
+    except UnreadableRecord:
+        return None
 
 
 def _said(error: BaseException) -> str:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import structlog
 
-from metadata_store import Absent, Holding, NotAsked, Record, Store, StoreError, UnreadableEntry
+from metadata_store import Absent, Holding, LastTurn, NotAsked, Put, Record, Store, StoreError, UnreadableEntry
 from proxy.ledger import Ledger
 from proxy.telemetry import Metrics
 
@@ -46,12 +46,23 @@ class Memory:
             self._ledger.gone(key)
         return taken
 
-    async def put(self, key: str, record: Record) -> Record | Unavailable | None:
+    async def put(self, key: str, record: Record) -> Put | Unavailable:
         """See ``Store.put``."""
-        displaced = await self._call("put", self._store.put(key, record))
-        if not isinstance(displaced, Unavailable):
+        put = await self._call("put", self._store.put(key, record))
+        if not isinstance(put, Unavailable):
             self._ledger.stored(key, Holding.of(record))
-        return displaced
+        return put
+
+    async def note_turn(self, key: str, last: LastTurn) -> LastTurn | Unavailable | None:
+        """See ``Store.note_turn``."""
+        return await self._call("note_turn", self._store.note_turn(key, last))
+
+    async def discard(self, key: str) -> Record | Unavailable | None:
+        """See ``Store.discard``."""
+        discarded = await self._call("discard", self._store.discard(key))
+        if not isinstance(discarded, Unavailable):
+            self._ledger.gone(key)
+        return discarded
 
     async def restore(self, key: str, record: Record) -> bool | Unavailable:
         """See ``Store.restore``."""

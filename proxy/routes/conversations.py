@@ -69,7 +69,7 @@ class Conversations:
                 return _error(error)
             released = 0
             for key in keys.values():
-                taken = await self._memory.take(key)
+                taken = await self._memory.discard(key)
                 if isinstance(taken, Unavailable):
                     return _error(ApiError(503, "The store does not answer.", kind="service_unavailable_error"))
                 if isinstance(taken, Record):

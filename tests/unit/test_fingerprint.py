@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.fingerprint import DIGEST_BYTES, STEP, Scope, common_prefix, fingerprint
+from router.fingerprint import DIGEST_BYTES, STEP, Scope, common_prefix, fingerprint, outline, tokens_in_common
 
 SCOPE = Scope(secret=b"s" * 32, model="model", cache_salt="salt")
 
@@ -107,3 +107,19 @@ def test_prompt_with_an_impossible_token_is_compared_up_to_it(impossible: int) -
 def test_impossible_tokens_have_no_fingerprint(impossible: int) -> None:
     with pytest.raises(OverflowError):
         fingerprint([1, impossible], SCOPE)
+
+
+@given(tokens, tokens, st.integers(0, 600))
+def test_outline_never_tells_more_than_is_common(one: list[int], other: list[int], shared: int) -> None:
+    other = one[:shared] + other
+    common = next((i for i, (a, b) in enumerate(zip(one, other, strict=False)) if a != b), min(len(one), len(other)))
+    told = tokens_in_common(outline(fingerprint(one, SCOPE)), fingerprint(other, SCOPE))
+    assert told <= common
+    assert told > common - 256
+    if common == len(one):
+        assert told == len(one) // STEP * STEP
+
+
+@pytest.mark.parametrize(("size", "marks"), [(15, 0), (16, 1), (256, 1), (272, 2), (512, 2), (24_000, 94)])
+def test_outline_is_one_mark_in_256_tokens_and_one_at_the_end(size: int, marks: int) -> None:
+    assert len(outline(fingerprint(list(range(size)), SCOPE)).marks) == 8 * marks

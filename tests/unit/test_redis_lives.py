@@ -43,7 +43,7 @@ async def knows_nothing_but_goes_on(store: Store) -> None:
     assert [found async for found in store.scan()] == []
     assert await store.take(KEY) is Absent.NOTHING
     put = later(7)
-    assert await store.put(KEY, put) is None
+    assert (await store.put(KEY, put)).displaced is None
     assert [found async for found in store.scan()] == [(KEY, Holding.of(put))]
     assert await store.take(KEY) == put
 
@@ -81,7 +81,7 @@ async def test_entry_of_another_life_is_neither_displaced_nor_discarded(start_re
         assert await keys(server) == 4
         with contextlib.suppress(StoreError):
             await store.take("c" * 32)
-        assert await store.put(KEY, later(2)) is None
+        assert (await store.put(KEY, later(2))).displaced is None
         assert await store.discard(OTHER) is None
         assert await keys(server) == 2
 

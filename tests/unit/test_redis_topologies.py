@@ -11,7 +11,7 @@ import pytest
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.sentinel import SentinelConnectionPool
 
-from metadata_store import Absent, Holding, Record, Store, StoreError, open_store
+from metadata_store import Absent, Holding, LastTurn, Put, Record, Store, StoreError, open_store
 from metadata_store.redis import RedisStore
 from tests.redis_server import RedisServer, SentinelServer, Start, follow, form_cluster, free_port, wait_for
 from tests.running import eventually
@@ -32,10 +32,12 @@ async def opened(url: str, timeout: float = 10.0) -> AsyncIterator[Store]:
 
 async def does_what_a_store_promises(store: Store) -> None:
     put = {key: record(time.time() + 300, number + 1) for number, key in enumerate(KEYS)}
-    assert await asyncio.gather(*(store.put(key, one) for key, one in put.items())) == [None] * len(KEYS)
+    told = await asyncio.gather(*(store.put(key, one) for key, one in put.items()))
+    assert told == [Put(None, None)] * len(KEYS)
     assert {key: found async for key, found in store.scan()} == {key: Holding.of(one) for key, one in put.items()}
     for key, one in put.items():
-        assert await store.put(key, one) == one
+        assert await store.put(key, one) == Put(one, LastTurn.of(one))
+        assert await store.note_turn(key, LastTurn.of(one)) == LastTurn.of(one)
         assert await store.take(key) == one
         assert await store.take(key) is Absent.NOTHING
         assert await store.restore(key, one) is True
@@ -82,7 +84,7 @@ async def test_service_that_sentinels_watch_goes_on_after_a_fail_over_without_wh
         async with Redis.from_url(replica.url[:-1] + "1") as redis:
 
             async def copied() -> bool:
-                return bool(await redis.dbsize() == 2)
+                return bool(await redis.dbsize() == 3)
 
             await eventually(copied)
         master.stop()

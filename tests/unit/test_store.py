@@ -9,8 +9,9 @@ from dataclasses import dataclass
 
 import pytest
 
-from metadata_store import Absent, Holding, Record, Store, open_store
-from metadata_store.base import TOMBSTONE_SECONDS
+from metadata_store import Absent, Holding, LastTurn, Record, Store, open_store
+from metadata_store.base import LAST_TURN_SECONDS, TOMBSTONE_SECONDS
+from metadata_store.memory import MemoryStore
 from tests.redis_server import RedisServer
 from tests.running import eventually
 from tests.unit.records import record
@@ -74,7 +75,7 @@ async def kit(request: pytest.FixtureRequest) -> AsyncIterator[Kit]:
 
 async def test_entry_comes_back_as_it_was_put(kit: Kit) -> None:
     put = kit.later()
-    assert await kit.store.put(KEY, put) is None
+    assert (await kit.store.put(KEY, put)).displaced is None
     assert await kit.store.take(KEY) == put
 
 
@@ -107,8 +108,35 @@ async def test_every_displaced_entry_is_told_once(kit: Kit) -> None:
     )
     left = await kit.store.take(KEY)
     assert isinstance(left, Record)
-    told = [one.turn for one in displaced if one is not None]
+    told = [put.displaced.turn for put in displaced if put.displaced is not None]
     assert sorted([*told, left.turn]) == list(range(1, 21))
+
+
+async def test_last_turn_is_told_to_the_next_whatever_became_of_its_entry(kit: Kit) -> None:
+    first, second = kit.later(1), kit.later(2)
+    assert (await kit.store.put(KEY, first)).before is None
+    await kit.store.take(KEY)
+    assert (await kit.clients[-1].put(KEY, second)).before == LastTurn.of(first)
+    without_entry = LastTurn(kit.now(), LastTurn.of(first).computed)
+    assert await kit.store.note_turn(KEY, without_entry) == LastTurn.of(second)
+    assert (await kit.store.put(KEY, first)).before == without_entry
+    assert await kit.store.note_turn(OTHER, without_entry) is None
+
+
+async def test_discarding_forgets_the_last_turn_too(kit: Kit) -> None:
+    await kit.store.put(KEY, kit.later())
+    assert await kit.store.discard(KEY) is not None
+    assert (await kit.store.put(KEY, kit.later())).before is None
+
+
+async def test_last_turns_are_forgotten_after_an_hour() -> None:
+    clock = Hands()
+    store = MemoryStore(clock)
+    for number in range(100):
+        await store.put(f"{number:032x}", record(clock.time + 10))
+    clock.time += LAST_TURN_SECONDS + 1
+    assert (await store.put(f"{7:032x}", record(clock.time + 470.125))).before is None
+    assert len(store._last_turns) == 1
 
 
 async def test_entry_goes_back_after_a_turn_that_sent_nothing(kit: Kit) -> None:
@@ -180,7 +208,7 @@ async def test_expired_entry_is_neither_listed_nor_displaced(kit: Kit) -> None:
     await kit.reach(put.deadline + 0.01)
     assert await kit.stored() == {}
     assert await kit.store.discard(KEY) is None
-    assert await kit.store.put(KEY, kit.later()) is None
+    assert (await kit.store.put(KEY, kit.later())).displaced is None
 
 
 async def test_entry_lives_to_its_own_deadline_not_to_that_of_an_earlier_one(kit: Kit) -> None:
@@ -228,7 +256,7 @@ async def test_memory_of_a_store_in_this_process_is_given_back() -> None:
     await store.take(KEY)
     clock.time += 1
     await store.take(KEY)
-    assert [len(part) for part in vars(store).values() if isinstance(part, dict | list)] == [0, 0, 0]
+    assert [len(part) for part in vars(store).values() if isinstance(part, dict | list)] == [0, 0, 0, 0]
 
 
 @pytest.mark.parametrize(
