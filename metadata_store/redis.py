@@ -75,7 +75,11 @@ if not life then
 end
 """
 _REMOVE = f"{_LIFE} return {{life, redis.call('GETDEL', KEYS[1]), redis.call('GETDEL', KEYS[2])}}"
-_DISCARD = f"{_LIFE} redis.call('GETDEL', KEYS[3]) redis.call('GETDEL', KEYS[2]) return {{life, redis.call('GETDEL', KEYS[1])}}"
+_DISCARD = f"""{_LIFE}
+redis.call('GETDEL', KEYS[2])
+redis.call('GETDEL', KEYS[3])
+return {{life, redis.call('GETDEL', KEYS[1])}}
+"""
 _PUT = f"""{_LIFE}
 local before = redis.call('SET', KEYS[1], life .. ' ' .. ARGV[1], 'PX', ARGV[2], 'GET')
 redis.call('SET', KEYS[2], life .. ' ' .. ARGV[3], 'PX', ARGV[4])

@@ -17,6 +17,7 @@ from proxy.pool import Pool
 from proxy.relay import Relay, names_role_only
 from proxy.settings import Settings
 from proxy.sse import data_of, events
+from proxy.telemetry import Metrics
 from proxy.upstream import Answer, BrokenOff, Failed, Refused, Stream, Upstream, forwarding
 from router.workers import Worker
 
@@ -27,11 +28,14 @@ AfterAnswer = Callable[[Harvest, str], Coroutine[object, None, None]]
 class AnswerLeg:
     """Sends the leg whose answer the client gets."""
 
-    def __init__(self, settings: Settings, pool: Pool, upstream: Upstream, background: Background) -> None:
+    def __init__(
+        self, settings: Settings, pool: Pool, upstream: Upstream, background: Background, metrics: Metrics
+    ) -> None:
         self._settings = settings
         self._pool = pool
         self._upstream = upstream
         self._background = background
+        self._metrics = metrics
 
     async def send(
         self, call: Call, report: Report, worker: Worker, body: bytes, remember: AfterAnswer
@@ -45,7 +49,10 @@ class AnswerLeg:
             # An answer in one piece begins when it is complete: the turn's own limit is the only one that fits.
             streams = call.request.streams
             patience = self._settings.first_byte_timeout if streams else self._settings.turn_timeout
+            if report.decode_request_id:
+                self._metrics.retries.labels(worker.role).inc()
             report.decode_request_id = uuid.uuid4().hex
+            report.decode_sent = time.perf_counter()
             answer = await self._upstream.stream(
                 forwarding(worker, call.request.forwarded),
                 call.dialect.path,
@@ -65,7 +72,7 @@ class AnswerLeg:
                 case Answer(status, content_type, content):
                     seen = harvest.take(content)
                     # A client that leaves now must not keep its entry from being stored.
-                    await asyncio.shield(self._background.start(remember(harvest, "whole")))
+                    await asyncio.shield(self._background.start(_finish(report, harvest, remember, "whole")))
                     return Reply(status, content_type, content if seen is None else seen, report)
                 case Stream():
                     closing.callback(answer.close)
@@ -77,11 +84,17 @@ class AnswerLeg:
                     # The engine sends its headers at once; only now it has begun to answer.
                     answer.gap_timeout = self._settings.gap_timeout
                     report.first_part = time.perf_counter()
-                    finish = partial(remember, harvest, "stream")
+                    finish = partial(_finish, report, harvest, remember, "stream")
                     relay = Relay(first, following, harvest, finish, self._background)
                     closing.callback(relay.left)
                     return Reply(answer.status, answer.content_type, relay.parts(), report, closing.pop_all())
         raise AssertionError("every kind of answer returns")
+
+
+async def _finish(report: Report, harvest: Harvest, remember: AfterAnswer, mode: str) -> None:
+    report.last_part = time.perf_counter()
+    report.output_tokens = len(harvest.generated) or None
+    await remember(harvest, mode)
 
 
 async def _beginning(following: AsyncIterator[bytes]) -> list[bytes] | Failed:

@@ -10,6 +10,7 @@ from starlette.routing import Route
 
 from metadata_store import MEMORY, open_store
 from proxy.abandoned import Abandoned
+from proxy.account import Account
 from proxy.admission import decode_places
 from proxy.background import Background
 from proxy.call import Clock
@@ -19,18 +20,20 @@ from proxy.dialects import DIALECTS
 from proxy.drain import Drain
 from proxy.errors import ApiError
 from proxy.ledger import Ledger
+from proxy.logs import set_up_logging
 from proxy.memory import Memory
 from proxy.pool import Pool
 from proxy.recall import Recall
 from proxy.remember import Remember
 from proxy.reuse_leg import ReuseLeg
+from proxy.reuse_switch import ReuseSwitch
 from proxy.room import Room
 from proxy.routes.admin import Admin
 from proxy.routes.api import ApiEndpoint
 from proxy.routes.conversations import Conversations
 from proxy.routes.info import info_routes
 from proxy.settings import Settings
-from proxy.telemetry import Metrics, set_up_logging
+from proxy.telemetry import Metrics
 from proxy.traces import open_traces
 from proxy.turn import Turns
 
@@ -59,7 +62,7 @@ def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | No
     recall = Recall(settings, pool, memory, prompt_ids, releaser, background, metrics, clock)
     room = Room(settings, pool, upstream, memory, ledger, releaser, metrics, clock)
     remember = Remember(settings, memory, room, releaser, metrics, clock)
-    answer_leg = traces.answer_leg(settings, pool, upstream, background)
+    answer_leg = traces.answer_leg(settings, pool, upstream, background, metrics)
     abandoned = Abandoned(answer_leg, remember, releaser, background, settings.abandon_grace)
     prefill_leg = traces.prefill_leg(pool, upstream, metrics)
     turns = Turns(
@@ -68,7 +71,7 @@ def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | No
         recall,
         prompt_ids,
         prefill_leg,
-        ReuseLeg(settings, pool, prefill_leg, abandoned, releaser, clock),
+        ReuseLeg(settings, pool, prefill_leg, abandoned, releaser, metrics, clock),
         answer_leg,
         remember,
         room,
@@ -114,8 +117,9 @@ def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | No
     app.include_router(conversations.routes())
     app.include_router(Admin(settings, pool, departures, memory, ledger).routes())
     app.include_router(info_routes(pool, upstream, metrics, drain))
+    switch, account = ReuseSwitch(settings), Account(metrics)
     for dialect in DIALECTS:
-        endpoint = ApiEndpoint(dialect, settings, secret, turns, admission, drain, metrics)
+        endpoint = ApiEndpoint(dialect, settings, secret, turns, admission, drain, switch, account)
         app.router.routes.append(Route(dialect.path, traces.endpoint(endpoint, dialect.path), methods=["POST"]))
     return app
 

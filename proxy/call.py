@@ -27,6 +27,8 @@ class Call:
     key: str | None
     """Of its conversation in the store; None if it named none."""
     scope: Scope
+    reuse: bool
+    """Whether something may be reused for it; what it leaves is then kept for the next turn."""
 
 
 @dataclass
@@ -37,7 +39,11 @@ class Report:
     """None until it is known: of a request that was refused before."""
     reason: Reason | None = None
     reused_tokens: int = 0
+    recomputed_tokens: int | None = None
+    """Tokens that an earlier turn had computed, computed again; None where nobody can tell."""
     prompt_tokens: int | None = None
+    """None where nobody told."""
+    output_tokens: int | None = None
     """None where nobody told."""
     turn: int = 1
     conversation: str = ""
@@ -50,6 +56,15 @@ class Report:
     status: int = 0
     started: float = field(default_factory=time.perf_counter)
     first_part: float | None = None
+    last_part: float | None = None
+    decode_sent: float | None = None
+    """When the leg that answers was sent; like the other moments on ``time.perf_counter``."""
+    pause_seconds: float | None = None
+    """Since the conversation's last answer; None if there is none that is remembered."""
+    queue_seconds: float = 0.0
+    render_seconds: float | None = None
+    prefill_seconds: float | None = None
+    """Of the last prefill leg that came to something."""
 
     def label(self, outcome: Outcome, reason: Reason) -> None:
         """What became of reuse, from what is known now."""

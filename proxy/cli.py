@@ -67,8 +67,8 @@ def _serve(settings: Settings) -> int:
 
 def _serve_by_several(settings: Settings) -> int:
     # Not imported at the top: prometheus-client looks for its folder when it is imported.
+    from proxy.logs import set_up_logging
     from proxy.supervisor import supervise
-    from proxy.telemetry import set_up_logging
 
     set_up_logging(settings)
     spawn = multiprocessing.get_context("spawn")

@@ -38,6 +38,11 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
     return ApiError(400, message, kind="invalid_request_error", param=param)
 
 
+def forbidden(message: str) -> ApiError:
+    """403: it takes a key that the request does not have."""
+    return ApiError(403, message, kind="permission_error")
+
+
 def too_large(limit: int) -> ApiError:
     """413: the body is longer than ``limit`` bytes."""
     return ApiError(

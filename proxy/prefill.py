@@ -1,5 +1,6 @@
 """The prefill leg: compute the prompt, with what may be reused, and keep its blocks for decode."""
 
+import time
 import uuid
 from dataclasses import dataclass
 
@@ -12,7 +13,7 @@ from proxy.telemetry import Metrics
 from proxy.upstream import Answer, Failed, Refused, Upstream, forwarding
 from router.kv_params import Members, first_turn
 from router.reuse import Reuse
-from router.workers import Worker
+from router.workers import Role, Worker
 
 
 @dataclass(frozen=True)
@@ -89,15 +90,15 @@ class PrefillLeg:
         ``ids`` are the prompt's token ids where they are known already; ``reuse`` is what was verified
         against them.
         """
+        if report.prefill:
+            self._metrics.retries.labels(Role.PREFILL).inc()
         report.prefill, report.prefill_request_id = worker.name, uuid.uuid4().hex
         dialect = call.dialect
         told = raw(ids) if ids is not None and worker.honours_ids(dialect.name) else None
         params = reuse.params if reuse else first_turn()
         body = dialect.one_token_leg(call.request, params, told, tell_ids=told is None)
-        with (
-            self._pool.leg(worker, _to_compute(body, ids, reuse)) as leg,
-            self._metrics.prefill.labels("yes" if reuse else "no").time(),
-        ):
+        began = time.perf_counter()
+        with self._pool.leg(worker, _to_compute(body, ids, reuse)) as leg:
             answer = await self._upstream.post(
                 forwarding(worker, call.request.forwarded),
                 dialect.path,
@@ -114,7 +115,12 @@ class PrefillLeg:
             read = msgspec.json.decode(answer.body, type=_Answer)
         except msgspec.DecodeError as error:
             return Failed(f"its answer is not as expected: {error}", answer.status)
-        return self._result(read, ids, told, reuse)
+        result = self._result(read, ids, told, reuse)
+        if isinstance(result, Prefilled):
+            report.prefill_seconds = time.perf_counter() - began
+            if result.prompt_tokens is not None:
+                self._metrics.prefilled(report.prefill_seconds, result.prompt_tokens, reuse.tokens if reuse else 0)
+        return result
 
     def _result(
         self, answer: _Answer, ids: list[int] | None, told: msgspec.Raw | None, reuse: Reuse | None

@@ -6,6 +6,7 @@ import msgspec
 import structlog
 
 from proxy.body import dump
+from proxy.call import Call, Report
 from proxy.dialects import ClientRequest, Dialect
 from proxy.pool import Pool
 from proxy.probe import tokenized_ids
@@ -38,12 +39,16 @@ class PromptIds:
             return None
         return RenderServer(self._settings.render)
 
-    async def of(self, dialect: Dialect, request: ClientRequest) -> list[int] | None:
+    async def of(self, call: Call, report: Report) -> list[int] | None:
         """The ids; None if nobody tells them, or not surely right, or the engine would refuse the request."""
-        if (given := dialect.given_ids(request)) is not None:
+        if (given := call.dialect.given_ids(call.request)) is not None:
             return given
-        with self._metrics.render.time():
-            return await self._asked(dialect, request)
+        began = time.perf_counter()
+        try:
+            return await self._asked(call.dialect, call.request)
+        finally:
+            report.render_seconds = time.perf_counter() - began
+            self._metrics.render.observe(report.render_seconds)
 
     async def _asked(self, dialect: Dialect, request: ClientRequest) -> list[int] | None:
         if self._render_server is not None and self._pool.trusts_render(dialect.name):

@@ -73,7 +73,7 @@ class Recall:
         An entry that was taken and is of no use for this turn goes back, or its blocks are released.
         """
         opaque = call.dialect.opaque(call.request)
-        if not self._settings.reuse:
+        if not call.reuse:
             report.label(Outcome.OFF, Reason.REUSE_OFF)
             return Recalled(ids_say_all=opaque is None)
         if opaque is not None:
@@ -134,7 +134,7 @@ class Recall:
             report.label(gone.outcome, gone.reason)
             # A worker that is down may come back as it was.
             return nothing, record if gone.reason is Reason.WORKER_DOWN else None
-        ids = await self._prompt_ids.of(call.dialect, call.request)
+        ids = await self._prompt_ids.of(call, report)
         if ids is None:
             report.label(Outcome.UNSUPPORTED, Reason.NO_TOKEN_IDS)
             return nothing, record

@@ -1,11 +1,12 @@
 """After decode's answer: keep what it holds for the next turn, or give it back."""
 
+import time
 from dataclasses import dataclass
 
 import msgspec
 import structlog
 
-from metadata_store import Record
+from metadata_store import LastTurn, Put, Record
 from proxy.call import Call, Clock, Report
 from proxy.harvest import Harvest
 from proxy.memory import Memory, Unavailable
@@ -13,7 +14,7 @@ from proxy.release import Releaser, Why
 from proxy.room import Room
 from proxy.settings import Settings
 from proxy.telemetry import Metrics
-from router.fingerprint import fingerprint
+from router.fingerprint import Fingerprint, fingerprint, outline, tokens_in_common
 from router.kv_params import KvParams, MalformedParams
 from router.reuse import Reason, known_tokens
 from router.workers import UNKNOWN_GENERATION, Worker
@@ -82,6 +83,7 @@ class Remember:
             return
         if harvest.params is None:
             self._missing(call, leg.worker, harvest, mode)
+            await self._note(call, report, harvest, finished)
             return
         if leg.worker.generation != leg.generation:
             # It restarted since, or before and that was seen only now. The blocks are gone, or nobody can tell whose
@@ -93,18 +95,40 @@ class Remember:
         record = None if key is None else self._record(call, report, leg, harvest, finished)
         if record is None or key is None:
             self._give_back(call, leg, bytes(harvest.params))
+            await self._note(call, report, harvest, finished)
             return
-        displaced = await self._memory.put(key, record)
+        put = await self._memory.put(key, record)
         await self._room.relieve(leg.worker, report.prompt_tokens or 0)
-        match displaced:
-            case Record():
-                self._releaser.release_record(displaced, Why.DISPLACED)
+        match put:
+            case Put(displaced, before):
+                if displaced is not None:
+                    self._releaser.release_record(displaced, Why.DISPLACED)
+                self._compare(report, before, record.fingerprint)
             case Unavailable(asked=False):
                 self._give_back(call, leg, record.params)
             case Unavailable(asked=True):
                 # It may have been stored all the same, then another turn may read it, even if it is there no more.
                 # Taking it out again would free only what the next turn could have used, and what the watch sees.
                 pass
+
+    async def _note(self, call: Call, report: Report, harvest: Harvest, finished: float) -> None:
+        """Of a turn that leaves no entry: what it had computed all the same."""
+        if call.key is None or not harvest.tokens or call.dialect.opaque(call.request) is not None:
+            return
+        # The last generated token has no KV.
+        computed = fingerprint(harvest.tokens[:-1], call.scope)
+        before = await self._memory.note_turn(call.key, LastTurn(finished, outline(computed)))
+        if not isinstance(before, Unavailable):
+            self._compare(report, before, computed)
+
+    def _compare(self, report: Report, before: LastTurn | None, computed: Fingerprint) -> None:
+        """What this turn computed again, and how long after the turn before it it came."""
+        report.recomputed_tokens = 0
+        if before is not None:
+            again = min(tokens_in_common(before.computed, computed), report.prompt_tokens or 0)
+            report.recomputed_tokens = max(0, again - report.reused_tokens)
+            took = time.perf_counter() - report.started
+            report.pause_seconds = max(0.0, self._clock() - took - before.ended_at)
 
     def _give_back(self, call: Call, leg: DecodeLeg, params: bytes) -> None:
         self._releaser.release(leg.worker.name, leg.generation, params, call.request.model, Why.UNWANTED)

@@ -10,6 +10,7 @@ from proxy.recall import Verified
 from proxy.release import Releaser, Why
 from proxy.setbacks import Setbacks
 from proxy.settings import Settings
+from proxy.telemetry import Metrics
 from proxy.upstream import Failed, Refused
 from router.reuse import Reason
 from router.ttl_watch import TtlWatch
@@ -28,6 +29,7 @@ class ReuseLeg:
         prefill_leg: PrefillLeg,
         abandoned: Abandoned,
         releaser: Releaser,
+        metrics: Metrics,
         clock: Clock,
     ) -> None:
         self._settings = settings
@@ -35,6 +37,7 @@ class ReuseLeg:
         self._prefill_leg = prefill_leg
         self._abandoned = abandoned
         self._releaser = releaser
+        self._metrics = metrics
         self._clock = clock
         self._ttl: dict[str, TtlWatch] = {}
 
@@ -57,6 +60,7 @@ class ReuseLeg:
         match result:
             case Prefilled():
                 watch.succeeded(now - record.stored_at)
+                self._metrics.reuse_age.observe(now - record.stored_at)
                 report.prompt_tokens = result.prompt_tokens
             case NothingToRead():
                 setbacks.step_down(worker, Reason.PREFILL_WITHOUT_PARAMS, "decode serves the turn alone")

@@ -9,7 +9,7 @@ import aiohttp
 from opentelemetry.trace import Span, SpanKind, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
-from metadata_store import Absent, Holding, Record, Store, StoreError
+from metadata_store import Absent, Holding, LastTurn, Put, Record, Store, StoreError
 from proxy.admission import Admission, Verdict
 from proxy.answer import AfterAnswer, AnswerLeg
 from proxy.call import Call, Reply, Report
@@ -189,9 +189,13 @@ class TracedStore:
         """See ``Store``."""
         return await _told("take", self._store.take(key))
 
-    async def put(self, key: str, record: Record) -> Record | None:
+    async def put(self, key: str, record: Record) -> Put:
         """See ``Store``."""
         return await _told("put", self._store.put(key, record))
+
+    async def note_turn(self, key: str, last: LastTurn) -> LastTurn | None:
+        """See ``Store``."""
+        return await _told("note_turn", self._store.note_turn(key, last))
 
     async def restore(self, key: str, record: Record) -> bool:
         """See ``Store``."""

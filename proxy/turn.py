@@ -75,7 +75,7 @@ class Turns:
 
         recalled = await self._recall.of(call, report)
         if recalled.ids is None and recalled.ids_say_all and call.dialect.wants_ids_first(call.request):
-            recalled = replace(recalled, ids=await self._prompt_ids.of(call.dialect, call.request))
+            recalled = replace(recalled, ids=await self._prompt_ids.of(call, report))
         reusable = recalled.verified
         for _ in range(WHOLE_TURNS):
             prefilled = await self._prefill_unless_left(call, report, recalled, reusable, setbacks)
@@ -161,7 +161,8 @@ class Turns:
             self._abandoned.prefilled(call, recalled, report, worker, prefilled)
             raise
         ids = prefilled.ids if recalled.ids_say_all and worker.honours_ids(call.dialect.name) else None
-        body = call.dialect.decode_leg(call.request, prefilled.params, ids, tell_ids=recalled.key is not None)
+        tell_ids = call.key is not None and recalled.ids_say_all
+        body = call.dialect.decode_leg(call.request, prefilled.params, ids, tell_ids=tell_ids)
         leg = DecodeLeg(worker, worker.generation, prefilled.ids, report.prefill)
         remember = partial(self._remember.after, call, recalled.key, report, leg)
         reply = await self._answer_leg.send(call, report, worker, body, remember)

@@ -13,7 +13,7 @@ from proxy.settings import Settings
 from proxy.telemetry import Metrics
 from proxy.upstream import Answer, Failed, Refused, Upstream
 from proxy.vitals import Exposition, Vitals
-from router.workers import Capabilities, Reported, Worker
+from router.workers import UNKNOWN_GENERATION, Capabilities, Reported, Worker
 
 log = structlog.get_logger()
 
@@ -88,8 +88,18 @@ class Watch:
             worker.capabilities = dataclasses.replace(
                 worker.capabilities, block_size=seen.block_size, num_blocks=seen.num_blocks
             )
+        self._show(worker, seen)
         if seen.running is not None:
             worker.reported = Reported(self._clock(), seen.running, seen.waiting or 0, seen.kv_usage, ours)
+
+    def _show(self, worker: Worker, seen: Vitals) -> None:
+        of_worker = worker.role, worker.name
+        if seen.generation != UNKNOWN_GENERATION:
+            self._metrics.worker_start.labels(*of_worker).set(float(seen.generation))
+        if seen.kv_usage is not None:
+            self._metrics.worker_kv_usage.labels(*of_worker).set(seen.kv_usage)
+        if seen.block_size is not None and seen.num_blocks is not None:
+            self._metrics.worker_kv_capacity.labels(*of_worker).set(seen.block_size * seen.num_blocks)
 
     def _judge(self, health: Answer | Refused | Failed) -> None:
         for worker in self._workers:

@@ -11,14 +11,15 @@ from starlette.types import Receive, Scope, Send
 
 from metadata_store.keys import conversation_key
 from proxy import body
+from proxy.account import Account
 from proxy.admission import Admission
 from proxy.call import REPORT, Call, Reply, Report
 from proxy.conversation import conversation_id, credential
 from proxy.dialects import Dialect
 from proxy.drain import Drain
 from proxy.errors import ApiError, bad_request, draining, internal, too_large, took_too_long
+from proxy.reuse_switch import ReuseSwitch
 from proxy.settings import Settings
-from proxy.telemetry import Metrics
 from proxy.trace_context import trace_context
 from proxy.turn import Turns
 from router.fingerprint import Scope as TokenScope
@@ -108,7 +109,8 @@ class ApiEndpoint:
         turns: Turns,
         admission: Admission,
         drain: Drain,
-        metrics: Metrics,
+        switch: ReuseSwitch,
+        account: Account,
     ) -> None:
         self._dialect = dialect
         self._settings = settings
@@ -116,7 +118,8 @@ class ApiEndpoint:
         self._turns = turns
         self._admission = admission
         self._drain = drain
-        self._metrics = metrics
+        self._switch = switch
+        self._account = account
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request; the client's leaving ends it at any point."""
@@ -138,13 +141,14 @@ class ApiEndpoint:
             log.exception("a turn failed by a fault of Turnback's own", request_id=request_id)
             await (response.break_off(internal()) if response.begun else response.refuse(internal(), ending=False))
         finally:
-            self._told(request_id, report)
+            self._account.of(self._dialect.name, request_id, report)
 
     async def _serve(self, call: Call, caller: str, report: Report, response: Response) -> None:
         """The turn, from its place in the queue to the last byte, within its time. Raises ``ApiError``."""
         limit = asyncio.timeout(self._settings.turn_timeout)
         try:
             async with limit, self._admission.place(caller):
+                report.queue_seconds = time.perf_counter() - report.started
                 with self._drain.turn(limit):
                     reply = await self._turns.serve(call, report)
                     async with reply.closing:
@@ -177,38 +181,7 @@ class ApiEndpoint:
             request_id=request_id,
             key=None if named is None else conversation_key(self._secret, caller, request.model, named),
             scope=TokenScope(self._secret, request.model, request.cache_salt),
-        )
-
-    def _told(self, request_id: str, report: Report) -> None:
-        """The turn's metrics and its line in the log."""
-        now = time.perf_counter()
-        endpoint, outcome = self._dialect.name, report.outcome
-        first = None if report.first_part is None else report.first_part - report.started
-        # Not those that no worker was asked about: bad requests, and what is refused for load or at the end.
-        if outcome is not None:
-            self._metrics.turns.labels(endpoint, outcome, report.reason).inc()
-            self._metrics.turn_seconds.labels(endpoint, outcome).observe(now - report.started)
-            if first is not None:
-                self._metrics.ttft.labels(endpoint, outcome).observe(first)
-        if report.prompt_tokens is not None:
-            self._metrics.prompt_tokens.labels("reused").inc(report.reused_tokens)
-            self._metrics.prompt_tokens.labels("computed").inc(report.prompt_tokens - report.reused_tokens)
-        log.info(
-            "turn",
-            request_id=request_id,
-            endpoint=endpoint,
-            status=report.status,
-            outcome=outcome,
-            reason=report.reason,
-            turn=report.turn,
-            prompt_tokens=report.prompt_tokens,
-            reused_tokens=report.reused_tokens,
-            prefill=report.prefill,
-            prefill_request_id=report.prefill_request_id,
-            decode=report.decode,
-            decode_request_id=report.decode_request_id,
-            ttft_seconds=None if first is None else round(first, 4),
-            seconds=round(now - report.started, 4),
+            reuse=self._switch.reuse(headers),
         )
 
 

@@ -63,7 +63,7 @@ async def test_taken_entry_does_not_come_back_after_a_crash(start_redis: Start, 
         assert isinstance(await store.take(KEY), Record)
         server.stop()
         server.start()
-        assert await keys(server) == 2
+        assert await keys(server) == 3
         with contextlib.suppress(StoreError):
             await store.take(OTHER)
         await knows_nothing_but_goes_on(store)
@@ -78,12 +78,12 @@ async def test_entry_of_another_life_is_neither_displaced_nor_discarded(start_re
         server.command("SAVE")
         server.stop()
         server.start()
-        assert await keys(server) == 4
+        assert await keys(server) == 6
         with contextlib.suppress(StoreError):
             await store.take("c" * 32)
         assert (await store.put(KEY, later(2))).displaced is None
         assert await store.discard(OTHER) is None
-        assert await keys(server) == 2
+        assert await keys(server) == 3
 
 
 async def test_entry_of_another_life_does_not_keep_one_from_going_back(start_redis: Start) -> None:
@@ -123,7 +123,7 @@ async def test_replica_that_missed_the_removal_does_not_give_the_entry_when_prom
         await store.put(KEY, later())
 
         async def copied() -> bool:
-            return await keys(replica) == 2
+            return await keys(replica) == 3
 
         await eventually(copied)
         replica.command("REPLICAOF", "NO", "ONE")
@@ -142,7 +142,7 @@ async def test_master_that_was_demoted_and_promoted_again_does_not_give_it_eithe
         await store.put(KEY, later())
 
         async def copied() -> bool:
-            return await keys(second) == 2
+            return await keys(second) == 3
 
         await eventually(copied)
         second.command("REPLICAOF", "NO", "ONE")
@@ -152,7 +152,7 @@ async def test_master_that_was_demoted_and_promoted_again_does_not_give_it_eithe
             follow(first, second)
             first.command("REPLICAOF", "NO", "ONE")
             assert (await redis.info("server"))["run_id"] == process
-        assert await keys(first) == 2
+        assert await keys(first) == 3
         await knows_nothing_but_goes_on(store)
 
 
