@@ -93,6 +93,10 @@ class _Chunk(msgspec.Struct):
     error: Any = None
 
 
+class _Whole(msgspec.Struct):
+    usage: _Usage | None = None
+
+
 _decode = msgspec.json.Decoder(_Chunk).decode
 
 
@@ -208,14 +212,23 @@ class Client:
             return
 
     async def count(self, body: Json) -> int:
-        """Prompt tokens of ``body``. Raises ``BenchFailure``."""
+        """Prompt tokens of ``body``, a chat request. Raises ``BenchFailure``."""
+        # In one piece, which more servers tell the lengths of.
+        sent = msgspec.json.encode(body | {"max_tokens": 1})
         try:
-            answer = await self.ask(body | {"max_tokens": 1}, {})
-        except TurnFailed as failure:
-            raise BenchFailure(f"{self.url}: {failure}") from failure
-        if answer.prompt_tokens is None:
+            async with self._session.post(self.url + CHAT, data=sent) as response:
+                content = await response.read()
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise BenchFailure(f"{self.url} does not answer: {_said(error)}") from error
+        if response.status != 200:
+            raise BenchFailure(f"{self.url}: status {response.status}: {content[:_SHOWN].decode(errors='replace')}")
+        try:
+            usage = msgspec.json.decode(content, type=_Whole).usage
+        except msgspec.DecodeError as error:
+            raise BenchFailure(f"{self.url}: no chat completion: {error}") from error
+        if usage is None or usage.prompt_tokens is None:
             raise BenchFailure(f"{self.url} does not tell how long a prompt was (usage), so no text can be measured")
-        return answer.prompt_tokens
+        return usage.prompt_tokens
 
     async def ask(self, body: Json, headers: Mapping[str, str]) -> Answer:
         """The answer to a chat request, streamed. Raises ``TurnFailed``."""
