@@ -200,7 +200,9 @@ async def test_connection_that_idled_over_a_restart_costs_no_call(redis_server: 
         await store.take(KEY)
         await stopped(redis_server)
         redis_server.start()
-        assert await store.put(KEY, record(time.time() + 300)) is None
+        put = record(time.time() + 300)
+        await store.put(KEY, put)
+        assert await store.take(KEY) == put
 
 
 async def stopped(server: RedisServer) -> None:
