@@ -21,7 +21,7 @@ _CONTEXT_LIMITS = tuple(1024 * 2**power for power in range(8))
 CONTEXTS = ("<=1k", "1k-2k", "2k-4k", "4k-8k", "8k-16k", "16k-32k", "32k-64k", "64k-128k", ">128k")
 """Lengths of prompts as a label, in units of 1,024 tokens."""
 
-_Mode = Literal["livesum", "livemax", "max", "min"]
+_Mode = Literal["livesum", "livemax", "livemin", "max"]
 
 
 def context_of(prompt_tokens: int) -> str:
@@ -113,7 +113,7 @@ class Metrics:
 
         # --- workers
         of_worker = ("role", "worker")
-        self.worker_up = self._gauge("worker_up", "1 for a worker that answers its health probe.", of_worker, "min")
+        self.worker_up = self._gauge("worker_up", "1 for a worker that answers its health probe.", of_worker, "livemin")
         self.worker_in_flight = self._gauge("worker_in_flight", "Legs running on a worker.", of_worker, "livesum")
         self.worker_breaker_open = self._gauge(
             "worker_breaker_open", "1 for a worker that is sent no turns since it kept failing them.", of_worker,

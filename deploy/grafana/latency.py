@@ -26,7 +26,7 @@ ROW = Row(
         ),
         Panel(
             "Time per output token",
-            "After the first, of streams whose tokens are counted. It is decode's; reuse should leave it as it is. If "
+            "After the first, of streams with a conversation id. It is decode's; reuse should leave it as it is. If "
             "it grows with the retained share, decode lacks room.",
             "s",
             quantiles("turnback_tpot_seconds"),
@@ -94,7 +94,7 @@ ROW = Row(
         ),
         Panel(
             "Tokens",
-            "Output tokens where they are counted, and prompt tokens as prefill had to compute them.",
+            "Output tokens, of turns with a conversation id, and prompt tokens as prefill had to compute them.",
             "short",
             (
                 Query(or_zero(rate("turnback_output_tokens_total")), "output"),

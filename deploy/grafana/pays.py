@@ -43,7 +43,8 @@ ROW = Row(
         stat(
             "Repeated tokens reused",
             "The hit rate: of the prompt tokens that an earlier turn had computed, the share that prefill did not "
-            "compute again. 90 % and more is usual where it works; if low, see why on the right below.",
+            "compute again. 90 % and more is usual where it works; if low, see why below. Turns that were served "
+            "without reuse on purpose, to compare, count as well.",
             "percentunit",
             share(increase(_TOKENS, where='fate="reused"'), increase(_TOKENS, where=_AGAIN)),
         ),
@@ -177,9 +178,9 @@ ROW = Row(
         ),
         Panel(
             "Pause between turns",
-            "From the end of an answer to the conversation's next request. Turns above the TTL (the choice at the top; "
-            "set it to decoder_kv_blocks_ttl) come too late. If even the P95 is far below, a shorter TTL "
-            "would free decode's memory sooner.",
+            "From the end of an answer to the conversation's next request, up to an hour. Turns above the TTL (the "
+            "choice at the top; set it to decoder_kv_blocks_ttl) come too late. If even the P95 is far below, a "
+            "shorter TTL would free decode's memory sooner.",
             "s",
             (
                 Query(quantile(0.5, _PAUSE), "P50"),

@@ -289,6 +289,28 @@ async def test_a_child_that_is_killed_is_replaced_and_counts_no_more(redis_url: 
         assert await command.exit_code() == 0
 
 
+async def test_what_a_child_that_was_killed_saw_last_is_not_shown_for_ever(redis_url: str) -> None:
+    """It saw a worker down; its successor sees it up, and the alert must end."""
+    async with (
+        serving("--workers", "2", "--store", redis_url) as command,
+        httpx.AsyncClient(timeout=GENEROUS) as client,
+    ):
+
+        async def shown_up(value: str) -> bool:
+            text = (await client.get(f"{command.url}/metrics")).text
+            shown = f'turnback_worker_up{{role="decode",worker="{command.decode.url}"}} {value}'
+            return shown in text.splitlines()
+
+        await eventually(lambda: shown_up("1.0"))
+        await command.decode.partition()
+        await eventually(lambda: shown_up("0.0"))
+        for pid in serving_children(command):
+            os.kill(pid, signal.SIGKILL)
+        await command.decode.heal()
+        await eventually(lambda: _ready(command, command.said))
+        await eventually(lambda: shown_up("1.0"))
+
+
 async def test_children_of_a_parent_that_is_gone_end_too(redis_url: str) -> None:
     async with serving("--workers", "2", "--store", redis_url) as command:
         left = serving_children(command)
