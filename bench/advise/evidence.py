@@ -11,10 +11,15 @@ from bench.advise.spread import Spread
 CONTEXTS = (1, 2, 4, 8, 16, 32, 64, 128)
 """Upper bounds of the context classes, in units of 1,024 tokens: those of the router's metrics."""
 
-LEAVES_ENTRY = ("hit", "partial", "first", "diverged", "expired", "stale", "failed")
-"""Outcomes of turns after which decode holds something for the next one."""
+LEAVES_ENTRY = ("hit", "partial", "first", "diverged", "expired", "stale", "failed", "off")
+"""Outcomes of turns after which decode holds something for the next one; where reuse is off: would hold it."""
 
 REUSED = ("hit", "partial")
+
+
+def leaves_entry(outcome: str | None, reason: str | None) -> bool:
+    """Whether decode holds something for the next turn after one that ended so."""
+    return outcome in LEAVES_ENTRY or reason == "below_threshold"
 
 
 def context_of(prompt_tokens: int) -> str:
@@ -74,6 +79,11 @@ class OutcomeCount:
     reason: str
     turns: int
 
+    @property
+    def leaves_entry(self) -> bool:
+        """Whether decode then holds something for the next turn."""
+        return leaves_entry(self.outcome, self.reason)
+
 
 @dataclass(frozen=True)
 class Held:
@@ -104,7 +114,6 @@ class Evidence:
     """In words: where it comes from."""
     kind: Literal["bench", "router"]
     outcomes: tuple[OutcomeCount, ...] = ()
-    """Of the turns that were allowed to reuse."""
     pauses: Spread = field(default_factory=Spread)
     turns_per_second: float | None = None
     """That leave an entry."""
@@ -122,19 +131,20 @@ class Evidence:
     render_seconds: float = 0.0
     """The mean of one. It is part of the TTFT of turns that reuse."""
 
+    recomputed_share: float | None = None
+    """Of all prompt tokens: those that an earlier turn had computed, and that were computed again."""
+
     @property
     def turns(self) -> int:
-        """All that were counted."""
-        return self.turns_with()
+        """Those that were allowed to reuse."""
+        return sum(one.turns for one in self.outcomes if one.outcome != "off")
 
     @property
     def entries_left(self) -> int:
-        """Turns after which decode held something for the next one."""
-        return self.turns_with(LEAVES_ENTRY) + sum(
-            one.turns for one in self.outcomes if one.reason == "below_threshold"
-        )
+        """Turns after which decode held something for the next one, or would have, had reuse been on."""
+        return sum(one.turns for one in self.outcomes if one.leaves_entry)
 
-    def turns_with(self, outcomes: Iterable[str] | None = None) -> int:
-        """Turns that ended with one of ``outcomes``; all, if that is None."""
-        wanted = None if outcomes is None else set(outcomes)
-        return sum(one.turns for one in self.outcomes if wanted is None or one.outcome in wanted)
+    def turns_with(self, outcomes: Iterable[str]) -> int:
+        """Turns that ended with one of ``outcomes``."""
+        wanted = set(outcomes)
+        return sum(one.turns for one in self.outcomes if one.outcome in wanted)

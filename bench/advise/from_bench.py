@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from bench.advise.evidence import LEAVES_ENTRY, Evidence, Held, OutcomeCount, Pair, Point, context_of
+from bench.advise.evidence import Evidence, Held, OutcomeCount, Pair, Point, context_of, leaves_entry
 from bench.advise.spread import Spread
 from bench.result import Result, Retained, TurnResult
 
@@ -16,7 +16,7 @@ def from_bench(result: Result, source: str) -> Evidence:
     reusing_arm = "on" if "on" in result.arms else result.arms[0] if result.arms else ""
     reusing = [turn for turn in turns if turn.arm == reusing_arm]
     counts = Counter((turn.outcome or "", turn.reason or "") for turn in reusing)
-    leaving = [turn for turn in reusing if turn.outcome in LEAVES_ENTRY or turn.reason == "below_threshold"]
+    leaving = [turn for turn in reusing if leaves_entry(turn.outcome, turn.reason)]
     lengths = [
         turn.prompt_tokens + (turn.output_tokens or 0) for turn in leaving or reusing if turn.prompt_tokens is not None
     ]

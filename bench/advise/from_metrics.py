@@ -10,7 +10,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from bench.advise.evidence import CLASSES, LEAVES_ENTRY, Cell, Evidence, Held, OutcomeCount, Point
+from bench.advise.evidence import CLASSES, Cell, Evidence, Held, OutcomeCount, Point, leaves_entry
 from bench.advise.spread import Spread
 from bench.failure import BenchFailure
 
@@ -35,10 +35,12 @@ def from_metrics(scrapes: Sequence[Scrape], source: str) -> Evidence:
     outcomes = tuple(
         OutcomeCount(outcome, reason, round(count))
         for (outcome, reason), count in every.totals("turnback_turns_total", "outcome", "reason").items()
-        if count and outcome != "off"
+        if count
     )
     rates = [_rate(_Samples(router), scrape.at) for router, scrape in zip(routers, scrapes, strict=True)]
     held = _held(every)
+    prompts = every.total("turnback_prompt_tokens_total")
+    recomputed = every.total("turnback_prompt_tokens_total", fate="recomputed")
     renders = every.total("turnback_render_seconds_count")
     return Evidence(
         source=source,
@@ -53,6 +55,7 @@ def from_metrics(scrapes: Sequence[Scrape], source: str) -> Evidence:
         cells=tuple(_cells(every)),
         renders=round(renders),
         render_seconds=every.total("turnback_render_seconds_sum") / renders if renders else 0.0,
+        recomputed_share=recomputed / prompts if prompts else None,
     )
 
 
@@ -110,7 +113,7 @@ def _rate(router: _Samples, at: float | None) -> float | None:
     if at is None or not begins or at <= min(begins):
         return None
     ended = router.totals("turnback_turns_total", "outcome", "reason").items()
-    left = sum(turns for (outcome, reason), turns in ended if outcome in LEAVES_ENTRY or reason == "below_threshold")
+    left = sum(turns for (outcome, reason), turns in ended if leaves_entry(outcome, reason))
     return left / (at - min(begins))
 
 

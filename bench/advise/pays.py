@@ -86,7 +86,7 @@ def advise_pays(evidence: Evidence) -> PaysAdvice:
     verdict, why, more = _judge(measured, few=FEW_PAIRS)
     if reusing is not None and reusing < HARDLY and turns >= FEW_TURNS:
         verdict, why, more = "no", "hardly anything is reused", None
-    others = [one for one in evidence.outcomes if one.outcome not in REUSED]
+    others = [one for one in evidence.outcomes if one.outcome not in (*REUSED, "off")]
     most = max(others, key=lambda one: one.turns, default=None)
     return PaysAdvice(
         verdict=verdict,

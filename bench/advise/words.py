@@ -64,6 +64,11 @@ def _pays(pays: PaysAdvice, evidence: Evidence) -> Iterator[RenderableType]:
         yield "No turn was seen that might have reused anything."
     elif pays.reusing is not None:
         yield f"{percent(pays.reusing)} of {evidence.turns:,} turns reused something."
+    if evidence.recomputed_share is not None:
+        yield (
+            f"{percent(evidence.recomputed_share)} of all prompt tokens were computed again though an earlier turn of"
+            " the conversation had computed them: that much more could be saved at most."
+        )
     if pays.why == "hardly anything is reused" and pays.instead:
         outcome, reason = pays.instead
         yield f"That is too little to pay. Most others are `{outcome}` ({reason}). {_INSTEAD.get(outcome, '')}".rstrip()
@@ -97,12 +102,19 @@ def _gain(pays: PaysAdvice, evidence: Evidence) -> str:
     assert pays.high is not None
     assert pays.share is not None
     way = "sooner" if pays.gain >= 0 else "later"
-    low, high = sorted((pays.low, pays.high)) if pays.gain >= 0 else sorted((-pays.high, -pays.low))
     what = "later turns, each served both ways" if evidence.kind == "bench" else "turns that reused"
     return (
-        f"The first token comes {seconds(abs(pays.gain))} {way} ({seconds(low)} to {seconds(high)}), which is"
+        f"The first token comes {seconds(abs(pays.gain))} {way} ({_between(pays.low, pays.high)}), which is"
         f" {percent(abs(pays.share))} of the time without reuse: mean of {pays.compared:,} {what}."
     )
+
+
+def _between(low: float, high: float) -> str:
+    """An interval of gains, which may be losses."""
+    if low < 0 < high:
+        return f"between {seconds(-low)} later and {seconds(high)} sooner"
+    low, high = sorted((abs(low), abs(high)))
+    return f"{seconds(low)} to {seconds(high)}"
 
 
 def _contexts(pays: PaysAdvice) -> Table:
@@ -201,10 +213,14 @@ def _threshold(threshold: ThresholdAdvice, current: Current, evidence: Evidence)
     yield _crossing(threshold)
     about = 1024 * max(1, round(threshold.longest / 2048))
     speeds = threshold.speeds
-    copying = f", {tokens(1 / speeds.copy)} tokens a second after that" if speeds.copy > 0 else ""
+    copying = (
+        f"{seconds(speeds.start)} to begin with, and {tokens(1 / speeds.copy)} tokens a second after that"
+        if speeds.copy > 0
+        else "however many it is, as far as can be told"
+    )
     yield (
         f"For {tokens(about)} tokens, computing takes {seconds(speeds.computing(about))}, and copying"
-        f" {seconds(speeds.copying(about))}: {seconds(speeds.start)} to begin with{copying}."
+        f" {seconds(speeds.copying(about))}: {copying}."
     )
     of = (
         "times to the first token, so that asking for token ids is in it"

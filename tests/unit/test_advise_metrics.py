@@ -36,6 +36,9 @@ def router(*, turns: int = 40, created: bool = True) -> str:
         tokens.labels("2k-4k", "yes", "copied").inc(copied)
     legs.labels("<=1k", "no").observe(0.05)
     tokens.labels("<=1k", "no", "computed").inc(600)
+    fates = Counter("turnback_prompt_tokens", "", ("fate",), registry=registry)
+    fates.labels("recomputed").inc(25)
+    fates.labels("new").inc(75)
     renders = Histogram("turnback_render_seconds", "", (), buckets=(0.01,), registry=registry)
     renders.observe(0.004)
     renders.observe(0.008)
@@ -57,8 +60,12 @@ def test_classes_are_the_routers() -> None:
 
 def test_all_that_a_router_tells() -> None:
     seen = from_metrics([Scrape("http://r:1", router())], "r")
-    assert set(seen.outcomes) == {OutcomeCount("hit", "all_held", 45), OutcomeCount("none", "no_id", 3)}
-    assert (seen.turns, seen.entries_left) == (48, 45)
+    assert set(seen.outcomes) == {
+        OutcomeCount("hit", "all_held", 45), OutcomeCount("none", "no_id", 3), OutcomeCount("off", "reuse_off", 7),
+    }  # fmt: skip
+    # Those with reuse off were not allowed to reuse, but their conversations go on as others do.
+    assert (seen.turns, seen.entries_left) == (48, 52)
+    assert seen.recomputed_share == pytest.approx(0.25)
     assert (seen.pauses.count, seen.pauses.beyond, seen.pauses.longest) == (5, 1, 60)
     assert seen.pauses.share_up_to(10) == pytest.approx(0.6)
     assert seen.capacity_tokens == 40_000
@@ -75,7 +82,7 @@ def test_all_that_a_router_tells() -> None:
 
 def test_turns_a_second_are_known_where_the_first_turns_time_is() -> None:
     begun = next(float(line.split()[-1]) for line in router().splitlines() if line.startswith("turnback_turns_created"))
-    assert from_metrics([Scrape("r", router(), begun + 100)], "r").turns_per_second == pytest.approx(0.45, rel=0.05)
+    assert from_metrics([Scrape("r", router(), begun + 100)], "r").turns_per_second == pytest.approx(0.52, rel=0.05)
     assert from_metrics([Scrape("r", router())], "r").turns_per_second is None
     assert from_metrics([Scrape("r", router(created=False), LATER)], "r").turns_per_second is None
 
