@@ -8,9 +8,6 @@ from typing import Literal
 
 from bench.advise.spread import Spread
 
-CONTEXTS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Upper bounds of the context classes, in units of 1,024 tokens: those of the router's metrics."""
-
 LEAVES_ENTRY = ("hit", "partial", "first", "diverged", "expired", "stale", "failed", "off")
 """Outcomes of turns after which decode holds something for the next one; where reuse is off: would hold it."""
 
@@ -20,20 +17,6 @@ REUSED = ("hit", "partial")
 def leaves_entry(outcome: str | None, reason: str | None) -> bool:
     """Whether decode holds something for the next turn after one that ended so."""
     return outcome in LEAVES_ENTRY or reason == "below_threshold"
-
-
-def context_of(prompt_tokens: int) -> str:
-    """The class of a prompt's length, as the router's label ``context`` has it."""
-    below = 0
-    for bound in CONTEXTS:
-        if prompt_tokens <= bound * 1024:
-            return f"{below}k-{bound}k" if below else f"<={bound}k"
-        below = bound
-    return f">{below}k"
-
-
-CLASSES = (*(context_of(bound * 1024) for bound in CONTEXTS), context_of(CONTEXTS[-1] * 1024 + 1))
-"""All classes, the shortest first."""
 
 
 @dataclass(frozen=True)

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from bench.advise.evidence import Evidence, Held, OutcomeCount, Pair, Point, context_of, leaves_entry
+from bench.advise.evidence import Evidence, Held, OutcomeCount, Pair, Point, leaves_entry
 from bench.advise.spread import Spread
 from bench.result import Result, Retained, TurnResult
+from proxy.telemetry import context_of
 
 
 def from_bench(result: Result, source: str) -> Evidence:

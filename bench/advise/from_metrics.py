@@ -10,9 +10,10 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from bench.advise.evidence import CLASSES, Cell, Evidence, Held, OutcomeCount, Point, leaves_entry
+from bench.advise.evidence import Cell, Evidence, Held, OutcomeCount, Point, leaves_entry
 from bench.advise.spread import Spread
 from bench.failure import BenchFailure
+from proxy.telemetry import CONTEXTS
 
 
 @dataclass(frozen=True)
@@ -137,7 +138,7 @@ def _mean_tokens(every: _Samples) -> float | None:
 
 
 def _points(every: _Samples) -> Iterable[Point]:
-    for context in CLASSES:
+    for context in CONTEXTS:
         for reused in ("yes", "no"):
             labels = {"context": context, "reused": reused}
             legs = round(every.total("turnback_prefill_seconds_count", **labels))
@@ -154,7 +155,7 @@ def _points(every: _Samples) -> Iterable[Point]:
 
 
 def _cells(every: _Samples) -> Iterable[Cell]:
-    for context in CLASSES:
+    for context in CONTEXTS:
         for reused in ("yes", "no"):
             labels = {"context": context, "reused": reused}
             count = round(every.total("turnback_context_ttft_seconds_count", **labels))

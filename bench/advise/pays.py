@@ -10,7 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from bench.advise.evidence import CLASSES, REUSED, Evidence, Pair
+from bench.advise.evidence import REUSED, Evidence, Pair
+from proxy.telemetry import CONTEXTS
 
 Verdict = Literal["yes", "no", "cannot tell"]
 Why = Literal["measured", "hardly anything is reused", "too few turns", "nothing to compare with"]
@@ -139,7 +140,7 @@ def _by_pairs(pairs: Iterable[Pair]) -> _Gain:
     return _Gain(
         rows=tuple(
             Row(context, len(some), len(some), _mean(pair.off for pair in some), _mean(pair.on for pair in some))
-            for context in CLASSES
+            for context in CONTEXTS
             if (some := by_context.get(context))
         ),
         compared=int(counts.sum()),
@@ -155,7 +156,7 @@ def _by_cells(evidence: Evidence) -> _Gain | None:
     reusing = sum(cell.count for (_, reused), cell in cells.items() if reused)
     both = [
         (cells[context, False], cells[context, True])
-        for context in CLASSES
+        for context in CONTEXTS
         if all((context, reused) in cells and cells[context, reused].count >= FEW_IN_CELL for reused in (False, True))
     ]
     compared = sum(on.count for _, on in both)

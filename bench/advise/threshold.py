@@ -50,11 +50,12 @@ def advise_threshold(evidence: Evidence, current: Current) -> ThresholdAdvice:
         return ThresholdAdvice("cannot tell", None, None, None, None, None, prompts, shortest, longest)
     low, high = found.crossing_interval()
     crossing = found.best.crossing()
-    verdict, recommended = _verdict(low, crossing, high, longest, current.threshold)
+    verdict, recommended = verdict_on(low, crossing, high, longest, current.threshold)
     return ThresholdAdvice(verdict, recommended, crossing, low, high, found.best, prompts, shortest, longest)
 
 
-def _verdict(low: float, crossing: float, high: float, longest: float, now: int) -> tuple[Verdict, int | None]:
+def verdict_on(low: float, crossing: float, high: float, longest: float, now: int) -> tuple[Verdict, int | None]:
+    """What follows from a crossing between ``low`` and ``high``, if prompts up to ``longest`` were seen."""
     if low > longest:
         return "never", None
     if high > longest:

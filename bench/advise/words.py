@@ -149,6 +149,8 @@ def _ttl(ttl: TtlAdvice, current: Current, evidence: Evidence) -> Iterator[Rende
         f" {ttl.returns:,} were seen). {_compared(chosen, ttl)}".rstrip()
     )
     yield _memory(chosen, ttl)
+    if chosen.tokens is not None and evidence.turns_per_second is None:
+        yield "That is reckoned from what decode holds at this moment. --turns-per-second makes it surer."
     if ttl.best_without_bound is not None and ttl.best_without_bound > ttl.recommended:
         best = next(choice for choice in ttl.choices if choice.ttl == ttl.best_without_bound)
         yield (
@@ -213,15 +215,10 @@ def _threshold(threshold: ThresholdAdvice, current: Current, evidence: Evidence)
     yield _crossing(threshold)
     about = 1024 * max(1, round(threshold.longest / 2048))
     speeds = threshold.speeds
-    copying = (
-        f"{seconds(speeds.start)} to begin with, and {tokens(1 / speeds.copy)} tokens a second after that"
-        if speeds.copy > 0
-        else "however many it is, as far as can be told"
-    )
-    yield (
-        f"For {tokens(about)} tokens, computing takes {seconds(speeds.computing(about))}, and copying"
-        f" {seconds(speeds.copying(about))}: {copying}."
-    )
+    copying = seconds(speeds.copying(about)) if speeds.copying(about) >= 5e-5 else "no time that shows"
+    if speeds.copy > 0:
+        copying += f": {seconds(speeds.start)} to begin with, and {tokens(1 / speeds.copy)} tokens a second after that"
+    yield f"Computing {tokens(about)} tokens takes {seconds(speeds.computing(about))}. Copying them takes {copying}."
     of = (
         "times to the first token, so that asking for token ids is in it"
         if evidence.points_are == "first tokens"
@@ -265,6 +262,11 @@ def _crossing(threshold: ThresholdAdvice) -> str:
             return (
                 f"Copying is faster from {tokens(threshold.crossing)} tokens on ({between}). 64 is the engine's"
                 " default; less gains nothing."
+            )
+        case "keep" if threshold.crossing < 1:
+            return (
+                "Copying is faster from the first token on or, for all that can be told, from"
+                f" {tokens(threshold.high)} tokens on at the latest. What is set lies there too."
             )
         case "keep":
             return (

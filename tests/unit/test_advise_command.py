@@ -108,6 +108,17 @@ def test_saved_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     assert "From the metrics on standard input." in said(capsys)
 
 
+def test_memory_without_a_rate_says_from_what_it_is_reckoned(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "metrics.txt"
+    path.write_text(router(returns=50))
+    main([str(path)])
+    assert "from what decode holds at this moment" in said(capsys)
+    main([str(path), "--turns-per-second", "1"])
+    assert "from what decode holds at this moment" not in said(capsys)
+
+
 class _Router(BaseHTTPRequestHandler):
     def do_GET(self) -> None:
         self.send_response(200 if self.path == "/metrics" else 404)

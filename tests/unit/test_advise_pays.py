@@ -56,6 +56,14 @@ def test_a_gain_within_the_noise_cannot_be_told_and_how_many_turns_would_tell() 
     assert 20 < advice.more_turns < 8000
 
 
+def test_a_loss_within_the_noise_is_not_yet_a_no() -> None:
+    advice = advise_pays(bench(*pairs(-0.1, 0.8, 10)))
+    assert advice.low is not None
+    assert advice.high is not None
+    assert advice.low < -0.1 < 0.1 < advice.high
+    assert advice.verdict == "cannot tell"
+
+
 def test_few_pairs_cannot_tell_however_clear() -> None:
     advice = advise_pays(bench(*pairs(0.5, 0.001, 3)))
     assert (advice.verdict, advice.why, advice.more_turns) == ("cannot tell", "too few turns", 1)

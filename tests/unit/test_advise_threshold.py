@@ -10,7 +10,7 @@ import pytest
 from bench.advise.evidence import Current, Point
 from bench.advise.from_bench import from_bench
 from bench.advise.speeds import Speeds, fit
-from bench.advise.threshold import ThresholdAdvice, advise_threshold
+from bench.advise.threshold import ThresholdAdvice, advise_threshold, verdict_on
 from tests.unit.advise_cases import evidence, prompts, result, seconds_of, turn
 
 LINEAR: dict[str, Any] = {"compute": 2e-4, "copy": 5e-5, "start": 0.06}
@@ -91,6 +91,26 @@ def test_copying_that_is_slower_at_every_length_never_pays() -> None:
 def test_what_is_set_stays_if_it_cannot_be_told_from_the_best() -> None:
     advice = advise(prompts(0.1, **LINEAR), threshold=384)
     assert (advice.verdict, advice.recommended) == ("keep", 384)
+
+
+@pytest.mark.parametrize(
+    ("low", "crossing", "high", "now", "expected"),
+    [
+        (0, 0, 0, 64, ("default", 64)),
+        (0, 20, 64, 512, ("default", 64)),
+        (20, 70, 90, 64, ("keep", 64)),
+        (300, 390, 500, 64, ("set", 400)),
+        (300, 390, 500, 600, ("set", 400)),
+        (0, 30, 100, 200, ("set", 64)),
+        (300, math.inf, math.inf, 64, ("cannot tell", None)),
+        (300, 390, 9000, 64, ("cannot tell", None)),
+        (9000, math.inf, math.inf, 64, ("never", None)),
+    ],
+)
+def test_what_follows_from_an_interval_where_prompts_of_8000_tokens_were_seen(
+    low: float, crossing: float, high: float, now: int, expected: tuple[str, int | None]
+) -> None:
+    assert verdict_on(low, crossing, high, 8000, now) == expected
 
 
 def test_wild_times_tell_nothing() -> None:
