@@ -31,7 +31,6 @@ from bench.overhead.cells import Bench, Cell
 from bench.overhead.contenders import Contender
 from bench.overhead.place import Cores, Place
 from bench.overhead.report import Results, as_json, notes, tables, verdicts
-from deploy.local.layout import Layout
 from deploy.local.progress import Progress
 from proxy.server import allow_many_files
 
@@ -157,7 +156,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--paced", action="store_true", help="streams with pauses too: what an event costs")
     parser.add_argument("--quick", action="store_true", help="one round, 1 and 16 clients, streams, half a second")
     parser.add_argument("--router-arg", action="append", default=[], help="one for turnback serve, as --router-arg=--X")
-    parser.add_argument("--vllm-router", default=str(Layout.default().directory / "vllm-router/bin/vllm-router"))
+    parser.add_argument("--vllm-router", default=contenders.VLLM_ROUTER_BINARY)
     parser.add_argument(
         "--example-proxy", action="append", default=[], metavar="PATH",
         help="a proxy in Python, with the options of vLLM's, or followed by its own with {port} {prefill} {decode}",

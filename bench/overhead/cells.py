@@ -9,6 +9,7 @@ import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator
 from dataclasses import asdict, dataclass
+from typing import Protocol
 
 import aiohttp
 
@@ -59,6 +60,32 @@ class Result:
         return asdict(self)
 
 
+class Meter(Protocol):
+    """What a router uses of something."""
+
+    def start(self) -> None:
+        """From now on."""
+
+    def stop(self) -> float:
+        """How much since ``start``."""
+
+
+class CpuMeter:
+    """Seconds of CPU that a process uses."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self._before = 0.0
+
+    def start(self) -> None:
+        """See ``Meter.start``."""
+        self._before = cpu_seconds(self._pid)
+
+    def stop(self) -> float:
+        """See ``Meter.stop``."""
+        return cpu_seconds(self._pid) - self._before
+
+
 class Bench:
     """The engines, and whoever is in front of them."""
 
@@ -94,28 +121,35 @@ class Bench:
                 self._place.end(process)
         return held
 
-    async def measure(self, contender: Contender, running: Running, cell: Cell, seconds: float) -> Result:
-        """Turns for about ``seconds``. Raises ``BenchFailure`` for any answer that is not as it should be."""
+    async def measure(
+        self, contender: Contender, running: Running, cell: Cell, seconds: float, meter: Meter | None = None
+    ) -> Result:
+        """Turns for about ``seconds``. Raises ``BenchFailure`` for any answer that is not as it should be.
+
+        ``meter`` tells what the router uses meanwhile: CPU, in seconds, if it is not given.
+        """
+        if meter is None and running.process is not None:
+            meter = CpuMeter(running.process.pid)
         await self._ask_engines(f"pace/{cell.pace}")
         lanes = [await self._lane(contender, running) for _ in range(cell.clients)]
         try:
             await self._prove(contender, cell, lanes[0])
             if cell.reuse:
-                return await self._second_turns(running, cell, lanes, seconds)
+                return await self._second_turns(cell, lanes, seconds, meter)
             ask = asks(cell.body, streams=cell.streams).first
             # The connections to the engines, and what else is made once.
             await run(lanes, _all(self._orders(ask, _says(contender, b"first"), 2 * cell.clients)))
             deadline = time.perf_counter() + seconds
             orders = self._orders(ask, _says(contender, b"first"))
-            times, used = await self._counted(
-                running, lanes, lambda: next(orders) if time.perf_counter() < deadline else None
-            )
-            return _result([times], used)
+            if meter is not None:
+                meter.start()
+            times = await run(lanes, lambda: next(orders) if time.perf_counter() < deadline else None)
+            return _result([times], 0.0 if meter is None else meter.stop())
         finally:
             for lane in lanes:
                 lane.close()
 
-    async def _second_turns(self, running: Running, cell: Cell, lanes: list[Lane], seconds: float) -> Result:
+    async def _second_turns(self, cell: Cell, lanes: list[Lane], seconds: float, meter: Meter | None) -> Result:
         both = asks(cell.body, streams=cell.streams)
         collected: list[Times] = []
         used = 0.0
@@ -123,19 +157,11 @@ class Bench:
             first = list(self._orders(both.opening, b"first", max(2 * cell.clients, _FEWEST)))
             await run(lanes, _all(iter(first)))
             second = (Order(both.following, order.conversation, b"hit") for order in first)
-            times, more = await self._counted(running, lanes, _all(second))
-            collected.append(times)
-            used += more
+            if meter is not None:
+                meter.start()
+            collected.append(await run(lanes, _all(second)))
+            used += 0.0 if meter is None else meter.stop()
         return _result(collected, used)
-
-    async def _counted(
-        self, running: Running, lanes: list[Lane], take: Callable[[], Order | None]
-    ) -> tuple[Times, float]:
-        """And the router's seconds of CPU meanwhile."""
-        pid = None if running.process is None else running.process.pid
-        before = 0.0 if pid is None else cpu_seconds(pid)
-        times = await run(lanes, take)
-        return times, 0.0 if pid is None else cpu_seconds(pid) - before
 
     async def _prove(self, contender: Contender, cell: Cell, lane: Lane) -> None:
         """One turn of each kind that is to come, looked at in full, also from the engines' side."""
@@ -177,7 +203,8 @@ class Bench:
         try:
             async with self._http.get(f"http://{LOOPBACK}:{port}{path}", timeout=_PATIENCE) as response:
                 workers = (await response.json()).get("workers", []) if path == "/ready" else []
-                return response.status == 200 and all(worker["up"] and worker["probed"] for worker in workers)
+                there = response.status == 200 or not path
+                return there and all(worker["up"] and worker["probed"] for worker in workers)
         except (aiohttp.ClientError, TimeoutError):
             return False
 

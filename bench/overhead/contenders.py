@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.overhead.place import Place
+from deploy.local.layout import Layout
 from deploy.local.ports import LOOPBACK, free_port
 from deploy.local.process import Process
 
@@ -21,6 +22,9 @@ NGINX = "nginx, one leg"
 VLLM_ROUTER = "vllm-router"
 VLLM_ROUTER_RENDER = "vllm-router, render"
 EXAMPLE = "example proxy"
+
+VLLM_ROUTER_BINARY = str(Layout.default().directory / "vllm-router" / "bin" / "vllm-router")
+"""Where `make bench-overhead` puts it."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +42,7 @@ class Running:
     port: int
     process: Process | None = None
     health: str = "/health"
-    """Answers 200 when it can serve."""
+    """Answers 200 when it can serve; if this is empty, it can when it answers anything."""
     beside: tuple[Process, ...] = ()
 
 
@@ -59,8 +63,11 @@ def no_router() -> Contender:
     return Contender(NO_ROUTER, lambda place, engines: Running(engines.decode))
 
 
-def turnback(name: str, arguments: Sequence[str], *, redis: str | None = None) -> Contender:
-    """Turnback as it is installed, with ``arguments``; with its store in the Redis server whose binary is named."""
+def turnback(name: str, arguments: Sequence[str], *, redis: str | None = None, under: Sequence[str] = ()) -> Contender:
+    """Turnback as it is installed, with ``arguments``; with its store in the Redis server whose binary is named.
+
+    ``under`` is what runs the interpreter, if not the machine itself.
+    """
 
     def start(place: Place, engines: Engines) -> Running:
         port = free_port()
@@ -71,7 +78,7 @@ def turnback(name: str, arguments: Sequence[str], *, redis: str | None = None) -
             command = [redis, "--port", str(at), "--bind", LOOPBACK, "--save", "", "--dir", str(place.folder)]
             beside = (place.start("redis", command, place.cores.others),)
             store = ["--store", f"redis://{LOOPBACK}:{at}/0"]
-        command = [sys.executable, "-m", "proxy.cli", "serve", "--port", str(port), *store, *arguments]
+        command = [*under, sys.executable, "-m", "proxy.cli", "serve", "--port", str(port), *store, *arguments]
         process = place.start("turnback", [*command, *_roles(engines)], place.cores.router)
         return Running(port, process, "/ready", beside)
 
@@ -121,8 +128,8 @@ def nginx(binary: str) -> Contender:
     return Contender(NGINX, start, legs=("decode: plain",))
 
 
-def vllm_router(binary: str, *, render: bool) -> Contender:
-    """vLLM's router in Rust.
+def vllm_router(binary: str, *, render: bool, under: Sequence[str] = ()) -> Contender:
+    """vLLM's router in Rust; ``under`` is what runs it, if not the machine itself.
 
     By round robin it sends the two legs; its default policy, which looks for the workers' caches, asks a worker for
     the prompt's token ids before that.
@@ -130,7 +137,16 @@ def vllm_router(binary: str, *, render: bool) -> Contender:
 
     def start(place: Place, engines: Engines) -> Running:
         port = free_port()
-        command = [binary, "--port", str(port), "--prometheus-port", str(free_port({port})), "--vllm-pd-disaggregation"]
+        # A script; what runs it all must be given the interpreter.
+        command = [*under, str(Path(binary).with_name("python"))] if under else []
+        command += [
+            binary,
+            "--port",
+            str(port),
+            "--prometheus-port",
+            str(free_port({port})),
+            "--vllm-pd-disaggregation",
+        ]
         command += ["--prefill-policy", "cache_aware" if render else "round_robin", "--decode-policy", "round_robin"]
         command += ["--worker-startup-check-interval", "1", *_roles(engines)]
         return Running(port, place.start("vllm-router", command, place.cores.router))
@@ -152,7 +168,7 @@ def example(command: str) -> Contender:
         port = free_port()
         text = command.format(port=port, prefill=engines.prefill, decode=engines.decode)
         process = place.start("example", [sys.executable, *shlex.split(text)], place.cores.router)
-        return Running(port, process, "/healthcheck")
+        return Running(port, process, "")
 
     return Contender(f"{EXAMPLE} {Path(shlex.split(command)[0]).stem}", start)
 
