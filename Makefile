@@ -18,7 +18,7 @@ VENV := .venv
 PY := $(VENV)/bin/python
 READY := $(VENV)/ready
 
-.PHONY: serve test lint format setup venv clean
+.PHONY: serve test lint format setup chromium venv clean
 .DEFAULT_GOAL := serve
 
 serve: $(READY)
@@ -26,7 +26,7 @@ serve: $(READY)
 	  --store '$(STORE)' --port $(PORT) $(SERVE_ARGS)
 
 # The contract tests mostly wait for something, so several run at once; the real pair needs both cores for itself.
-test: lint setup
+test: lint setup chromium
 	$(PY) -m pytest -n 3 tests/unit tests/contract $(PYTEST_ARGS)
 	$(PY) -m pytest tests/e2e $(PYTEST_ARGS)
 
@@ -42,6 +42,10 @@ format: $(READY)
 # The engines' environment (about 4 GB) and the model. Does nothing when they are there.
 setup: $(READY)
 	@$(PY) -m deploy.local setup
+
+# The browser for the tests of the page. Does nothing when there is one.
+chromium: $(READY)
+	@$(PY) -m tests.chromium
 
 venv: $(READY)
 

@@ -1,10 +1,11 @@
-"""What is told about a turn when it is over: its metrics, and its line in the log."""
+"""What is told about a turn when it is over: its metrics, its line in the log, its place on the page."""
 
 import time
 
 import structlog
 
 from proxy.call import Report
+from proxy.dashboard import Newest, told_turn
 from proxy.telemetry import Metrics, context_of
 from router.reuse import Outcome
 
@@ -14,8 +15,9 @@ log = structlog.get_logger()
 class Account:
     """Tells of turns. Never of their text, and of who asked only a hash."""
 
-    def __init__(self, metrics: Metrics) -> None:
+    def __init__(self, metrics: Metrics, newest: Newest) -> None:
         self._metrics = metrics
+        self._newest = newest
 
     def of(self, endpoint: str, request_id: str, report: Report) -> None:
         """The turn is over, whatever became of it."""
@@ -34,6 +36,7 @@ class Account:
                 self._metrics.decode_first_token.observe(decode_first)
             if tpot is not None:
                 self._metrics.tpot.labels(endpoint).observe(tpot)
+            self._newest.add(told_turn(report, endpoint, ttft, seconds))
         log.info(
             "turn",
             request_id=request_id,

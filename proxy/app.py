@@ -15,6 +15,7 @@ from proxy.admission import decode_places
 from proxy.background import Background
 from proxy.call import Clock
 from proxy.config_watch import ConfigWatch
+from proxy.dashboard import Newest
 from proxy.departures import Departures
 from proxy.dialects import DIALECTS
 from proxy.drain import Drain
@@ -31,9 +32,10 @@ from proxy.room import Room
 from proxy.routes.admin import Admin
 from proxy.routes.api import ApiEndpoint
 from proxy.routes.conversations import Conversations
+from proxy.routes.dashboard import Dashboard
 from proxy.routes.info import info_routes
 from proxy.settings import Settings
-from proxy.telemetry import Metrics
+from proxy.telemetry import Metrics, shared_folder
 from proxy.traces import open_traces
 from proxy.turn import Turns
 
@@ -81,6 +83,7 @@ def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | No
     departures = Departures(settings, pool, memory, ledger, releaser)
     config_watch = settings.config and ConfigWatch(settings.config, settings, pool, departures)
 
+    newest = Newest(shared_folder())
     drain = drain or Drain()
     places = decode_places(pool, settings.max_turns_per_worker)
     admission = traces.admission(places, settings.queue_size, settings.queue_timeout, metrics)
@@ -94,6 +97,7 @@ def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | No
             pool.start()
             room.start()
             departures.start()
+            newest.start()
             if config_watch:
                 config_watch.start()
             try:
@@ -101,6 +105,7 @@ def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | No
             finally:
                 if config_watch:
                     await config_watch.stop()
+                await newest.stop()
                 await departures.stop()
                 await room.stop()
                 if settings.store == MEMORY:
@@ -117,7 +122,8 @@ def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | No
     app.include_router(conversations.routes())
     app.include_router(Admin(settings, pool, departures, memory, ledger).routes())
     app.include_router(info_routes(pool, upstream, metrics, drain))
-    switch, account = ReuseSwitch(settings), Account(metrics)
+    app.include_router(Dashboard(pool, metrics, newest, drain).routes())
+    switch, account = ReuseSwitch(settings), Account(metrics, newest)
     for dialect in DIALECTS:
         endpoint = ApiEndpoint(dialect, settings, secret, turns, admission, drain, switch, account)
         app.router.routes.append(Route(dialect.path, traces.endpoint(endpoint, dialect.path), methods=["POST"]))

@@ -3,11 +3,12 @@
 import os
 import platform
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from importlib.metadata import version
+from pathlib import Path
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
 _SECONDS = (
@@ -22,6 +23,12 @@ CONTEXTS = ("<=1k", "1k-2k", "2k-4k", "4k-8k", "8k-16k", "16k-32k", "32k-64k", "
 """Lengths of prompts as a label, in units of 1,024 tokens."""
 
 _Mode = Literal["livesum", "livemax", "livemin", "max"]
+
+
+def shared_folder() -> Path | None:
+    """Where the processes of this proxy find each other's metrics; None where there is only one process."""
+    folder = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
+    return None if folder is None else Path(folder)
 
 
 def context_of(prompt_tokens: int) -> str:
@@ -146,7 +153,7 @@ class Metrics:
         """A worker is not in the pool any more: alerts on it end."""
         told_alike = (self.worker_in_flight, self.worker_breaker_open, self.worker_draining, self.worker_kv_usage)
         retained = (self.retained_entries, self.retained_tokens, self.retained_share)
-        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        if shared_folder() is not None:
             # There samples stay for as long as the process; these values alarm nobody.
             self.worker_up.labels(role, worker).set(1)
             for gauge in told_alike:
@@ -163,11 +170,18 @@ class Metrics:
 
     def exposition(self) -> bytes:
         """In Prometheus's text format; of all processes of this proxy together."""
-        if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
-            together = CollectorRegistry()
-            MultiProcessCollector(together)  # type: ignore[no-untyped-call]
-            return generate_latest(together)
-        return generate_latest(self.registry)
+        return generate_latest(self._together())
+
+    def families(self) -> Iterable[Metric]:
+        """The same, for who works with it."""
+        return self._together().collect()
+
+    def _together(self) -> CollectorRegistry:
+        if shared_folder() is None:
+            return self.registry
+        together = CollectorRegistry()
+        MultiProcessCollector(together)  # type: ignore[no-untyped-call]
+        return together
 
     def _counter(self, name: str, what: str, labels: Sequence[str] = ()) -> Counter:
         return Counter(f"turnback_{name}", what, labels, registry=self.registry)

@@ -3,41 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import re
 import signal
-import sys
-from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
-from typing import Any
 
 import httpx
 import pytest
 
 from tests.contract.answers import CHAT, DONE, OPENING, chat, joined, message_of, user
 from tests.contract.answers import chunks_of as chunks
-from tests.redis_server import RedisServer, free_port
+from tests.contract.command import Command, alive, children, is_ready, ready, serving, serving_children
+from tests.redis_server import RedisServer
 from tests.running import GENEROUS, eventually
-from tests.simulator import Cluster, SimEngine
 
 BODY = chat([user(OPENING)], stream=True)
-
-
-@dataclass
-class Command:
-    """`turnback serve`, running."""
-
-    url: str
-    process: asyncio.subprocess.Process
-    decode: SimEngine
-    said: list[str] = field(default_factory=list)
-
-    def tell(self, sig: signal.Signals = signal.SIGTERM) -> None:
-        self.process.send_signal(sig)
-
-    async def exit_code(self, within: float = GENEROUS) -> int:
-        return await asyncio.wait_for(self.process.wait(), within)
 
 
 class Stream:
@@ -76,53 +55,6 @@ class Stream:
         """All of it, when it has ended in whatever way."""
         await asyncio.wait_for(self._reading, GENEROUS)
         return self.text
-
-
-@contextlib.asynccontextmanager
-async def serving(*arguments: str) -> AsyncIterator[Command]:
-    """The command in front of two simulators, ready."""
-    async with Cluster() as cluster:
-        prefill, decode = await cluster.start("p"), await cluster.start("d")
-        url = f"http://127.0.0.1:{(port := free_port())}"
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "proxy.cli", "serve", "--prefill", prefill.url, "--decode", decode.url,
-            "--port", str(port), "--probe-interval", "0.1", *arguments,
-            env={name: value for name, value in os.environ.items() if not name.startswith("TURNBACK_")},
-            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-        )  # fmt: skip
-        command = Command(url, process, decode)
-        listening = asyncio.create_task(_listen(command))
-        try:
-            await eventually(lambda: _ready(command, command.said))
-            yield command
-            assert not re.search("Traceback", "".join(command.said)), "".join(command.said)
-        finally:
-            if process.returncode is None:
-                process.kill()
-            await process.wait()
-            await listening
-
-
-async def _listen(command: Command) -> None:
-    assert command.process.stdout is not None
-    async for line in command.process.stdout:
-        command.said.append(line.decode())
-
-
-async def _ready(command: Command, said: list[str]) -> bool:
-    assert command.process.returncode is None, "".join(said)
-    status, _ = await ready(command)
-    return status == 200
-
-
-async def ready(command: Command) -> tuple[int, Any]:
-    """The answer of `/ready`, on a connection of its own; status 0 if nobody listens."""
-    async with httpx.AsyncClient(timeout=GENEROUS) as client:
-        try:
-            response = await client.get(f"{command.url}/ready")
-        except httpx.TransportError:
-            return 0, None
-        return response.status_code, response.json()
 
 
 async def right(command: Command, text: str) -> bool:
@@ -280,7 +212,7 @@ async def test_a_child_that_is_killed_is_replaced_and_counts_no_more(redis_url: 
         assert stream.broken
         stream.go_on()
         await eventually(lambda: len(serving_children(command) - before) == 2)
-        await eventually(lambda: _ready(command, command.said))
+        await eventually(lambda: is_ready(command))
         async with httpx.AsyncClient(timeout=GENEROUS) as client:
             text = (await client.post(command.url + CHAT, json=BODY)).text
             assert await right(command, text)
@@ -307,7 +239,7 @@ async def test_what_a_child_that_was_killed_saw_last_is_not_shown_for_ever(redis
         for pid in serving_children(command):
             os.kill(pid, signal.SIGKILL)
         await command.decode.heal()
-        await eventually(lambda: _ready(command, command.said))
+        await eventually(lambda: is_ready(command))
         await eventually(lambda: shown_up("1.0"))
 
 
@@ -318,26 +250,3 @@ async def test_children_of_a_parent_that_is_gone_end_too(redis_url: str) -> None
         command.process.kill()
         await command.process.wait()
         await eventually(lambda: not any(map(alive, left)))
-
-
-def children(pid: int) -> set[int]:
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return {int(child) for child in file.read().split()}
-
-
-def serving_children(command: Command) -> set[int]:
-    """Without the process by which Python's multiprocessing cleans up."""
-    found = set()
-    for pid in children(command.process.pid):
-        with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/cmdline") as file:
-            if "resource_tracker" not in file.read():
-                found.add(pid)
-    return found
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
