@@ -5,26 +5,17 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Self
+from dataclasses import dataclass
+from typing import Self
 
 import aiohttp
 import msgspec
 
 from bench.failure import BenchFailure
+from bench.multiturn.stream import SHOWN, Answer, Stream, TurnFailed, Usage
 from bench.multiturn.talk import Json
 
 CHAT = "/v1/chat/completions"
-_SHOWN = 300
-"""Letters of an error that are shown."""
-
-
-class TurnFailed(Exception):
-    """No complete answer came. The text is for people."""
-
-    def __init__(self, text: str, status: int | None = None) -> None:
-        super().__init__(text)
-        self.status = status
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,126 +28,8 @@ class Model:
     """Tokens of prompt and answer."""
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
-    """A complete answer. Times are seconds; what the server did not tell is None."""
-
-    message: Json
-    """As it goes into the history."""
-    told: bytes
-    """All that was generated, for comparing: equal for equal answers."""
-    prompt_tokens: int | None
-    output_tokens: int | None
-    ttft: float
-    tpot: float | None
-    seconds: float
-    outcome: str | None
-    reason: str | None
-    reused_tokens: int | None
-
-
-class _Call(msgspec.Struct):
-    name: str | None = None
-    arguments: str | None = None
-
-
-class _ToolCall(msgspec.Struct):
-    index: int = 0
-    id: str | None = None
-    function: _Call | None = None
-
-
-class _Delta(msgspec.Struct):
-    content: str | None = None
-    reasoning: str | None = None
-    reasoning_content: str | None = None
-    tool_calls: list[_ToolCall] | None = None
-
-    @property
-    def anything(self) -> bool:
-        """Whether some of the answer is in it."""
-        return bool(self.content or self.reasoning or self.reasoning_content or self.tool_calls)
-
-
-class _Choice(msgspec.Struct):
-    delta: _Delta = msgspec.field(default_factory=_Delta)
-
-
-class _Usage(msgspec.Struct):
-    prompt_tokens: int | None = None
-    completion_tokens: int | None = None
-
-
-class _Chunk(msgspec.Struct):
-    choices: list[_Choice] = []
-    usage: _Usage | None = None
-    error: Any = None
-
-
 class _Whole(msgspec.Struct):
-    usage: _Usage | None = None
-
-
-_decode = msgspec.json.Decoder(_Chunk).decode
-
-
-@dataclass
-class _Stream:
-    """An answer as it comes."""
-
-    content: list[str] = field(default_factory=list)
-    reasoning: list[str] = field(default_factory=list)
-    calls: dict[int, Json] = field(default_factory=dict)
-    usage: _Usage = field(default_factory=_Usage)
-    first: float | None = None
-    last: float = 0.0
-    done: bool = False
-
-    def take(self, data: bytes, now: float) -> None:
-        """One event that came ``now``. Raises ``TurnFailed``."""
-        if data == b"[DONE]":
-            self.done = True
-            return
-        try:
-            chunk = _decode(data)
-        except msgspec.DecodeError as error:
-            raise TurnFailed(
-                f"an event that is no chunk: {data[:_SHOWN].decode(errors='replace')} ({error})"
-            ) from error
-        if chunk.error is not None:
-            raise TurnFailed(f"the stream broke off: {json.dumps(chunk.error)[:_SHOWN]}")
-        self.usage = chunk.usage or self.usage
-        for choice in chunk.choices:
-            if choice.delta.anything:
-                self.first = now if self.first is None else self.first
-                self.last = now
-                self._add(choice.delta)
-
-    def _add(self, delta: _Delta) -> None:
-        self.content.append(delta.content or "")
-        self.reasoning.append(delta.reasoning or delta.reasoning_content or "")
-        for call in delta.tool_calls or []:
-            made = self.calls.setdefault(
-                call.index, {"id": "", "type": "function", "function": {"name": "", "arguments": ""}}
-            )
-            made["id"] = call.id or made["id"]
-            if call.function is not None:
-                made["function"]["name"] += call.function.name or ""
-                made["function"]["arguments"] += call.function.arguments or ""
-
-    @property
-    def message(self) -> Json:
-        """The assistant's message, as clients send it back: without its reasoning."""
-        message: Json = {"role": "assistant", "content": "".join(self.content)}
-        if self.calls:
-            message["tool_calls"] = [self.calls[index] for index in sorted(self.calls)]
-        return message
-
-    @property
-    def told(self) -> bytes:
-        """What was generated; ids of tool calls are drawn anew each time, and are left out."""
-        calls = [self.calls[index]["function"] for index in sorted(self.calls)]
-        return msgspec.json.encode(["".join(self.content), "".join(self.reasoning), calls])
+    usage: Usage | None = None
 
 
 class Client:
@@ -184,11 +57,11 @@ class Client:
         """The model called ``name``, else the first. Raises ``BenchFailure``."""
         status, body = await self.get("/v1/models")
         if status != 200:
-            raise BenchFailure(f"{self.url}/v1/models answered {status}: {body[:_SHOWN]}")
+            raise BenchFailure(f"{self.url}/v1/models answered {status}: {body[:SHOWN]}")
         try:
             served = {model["id"]: model for model in json.loads(body)["data"]}
         except (ValueError, KeyError, TypeError) as error:
-            raise BenchFailure(f"{self.url}/v1/models is not a list of models: {body[:_SHOWN]}") from error
+            raise BenchFailure(f"{self.url}/v1/models is not a list of models: {body[:SHOWN]}") from error
         chosen = served.get(name) if name is not None else next(iter(served.values()), None)
         if chosen is None:
             raise BenchFailure(f"model: {self.url} serves {', '.join(served) or 'none'}, not {name or 'one'}")
@@ -221,7 +94,7 @@ class Client:
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise BenchFailure(f"{self.url} does not answer: {_said(error)}") from error
         if response.status != 200:
-            raise BenchFailure(f"{self.url}: status {response.status}: {content[:_SHOWN].decode(errors='replace')}")
+            raise BenchFailure(f"{self.url}: status {response.status}: {content[:SHOWN].decode(errors='replace')}")
         try:
             usage = msgspec.json.decode(content, type=_Whole).usage
         except msgspec.DecodeError as error:
@@ -233,12 +106,12 @@ class Client:
     async def ask(self, body: Json, headers: Mapping[str, str]) -> Answer:
         """The answer to a chat request, streamed. Raises ``TurnFailed``."""
         sent = msgspec.json.encode(body | {"stream": True, "stream_options": {"include_usage": True}})
-        stream = _Stream()
+        stream = Stream()
         began = time.perf_counter()
         try:
             async with self._session.post(self.url + CHAT, data=sent, headers=headers) as response:
                 if response.status != 200:
-                    text = (await response.text())[:_SHOWN]
+                    text = (await response.text())[:SHOWN]
                     raise TurnFailed(f"status {response.status}: {text}", response.status)
                 told = dict(response.headers)
                 async for line in response.content:
@@ -246,30 +119,7 @@ class Client:
                         stream.take(line[5:].strip(), time.perf_counter())
         except (aiohttp.ClientError, TimeoutError, OSError, ValueError) as error:
             raise TurnFailed(_said(error)) from error
-        return _answer(stream, began, {name.lower(): value for name, value in told.items()})
-
-
-def _answer(stream: _Stream, began: float, told: Mapping[str, str]) -> Answer:
-    ended = time.perf_counter()
-    if not stream.done:
-        raise TurnFailed("the stream ended without its end mark")
-    if stream.first is None:
-        # Nothing but an end was generated: that, too, is an answer.
-        stream.first = stream.last = ended
-    tokens = stream.usage.completion_tokens
-    reused = told.get("x-turnback-reused-tokens", "")
-    return Answer(
-        message=stream.message,
-        told=stream.told,
-        prompt_tokens=stream.usage.prompt_tokens,
-        output_tokens=tokens,
-        ttft=stream.first - began,
-        tpot=(stream.last - stream.first) / (tokens - 1) if tokens and tokens > 1 else None,
-        seconds=ended - began,
-        outcome=told.get("x-turnback-reuse"),
-        reason=told.get("x-turnback-reason"),
-        reused_tokens=int(reused) if reused.isdecimal() else None,
-    )
+        return stream.answer(began, time.perf_counter(), {name.lower(): value for name, value in told.items()})
 
 
 def _said(error: BaseException) -> str:

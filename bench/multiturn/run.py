@@ -19,9 +19,10 @@ from urllib.parse import quote
 import msgspec
 
 from bench.failure import BenchFailure
-from bench.multiturn.client import Answer, Client, Model, TurnFailed
+from bench.multiturn.client import Client, Model
 from bench.multiturn.history import History
 from bench.multiturn.settings import BenchSettings
+from bench.multiturn.stream import Answer, TurnFailed
 from bench.multiturn.talk import Json, Made, Part, Talk, Turn
 from bench.multiturn.words import Measure
 from bench.result import Phase, TurnResult
