@@ -9,9 +9,7 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from bench.result import Retained, TurnResult
-
-BOUNDS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Of the context buckets, in 1,024 tokens: the same as those of the router's metrics."""
+from proxy.telemetry import CONTEXTS, context_of
 
 
 class Spread(msgspec.Struct, frozen=True):
@@ -140,14 +138,6 @@ def spread(values: Sequence[float]) -> Spread | None:
     return Spread(len(values), cuts[49], cuts[94], cuts[98])
 
 
-def context_label(tokens: int) -> str:
-    """The bucket of a prompt: `<=1k`, `1k-2k`, … `>128k`."""
-    for lower, upper in zip((0, *BOUNDS), BOUNDS, strict=False):
-        if tokens <= upper * 1024:
-            return f"{lower}k-{upper}k" if lower else f"<={upper}k"
-    return f">{BOUNDS[-1]}k"
-
-
 def equality(turns: Iterable[TurnResult], arms: Sequence[str]) -> tuple[int, int]:
     """Turns that were answered in all arms, and how many of them equally."""
     digests: defaultdict[tuple[int, int], list[str]] = defaultdict(list)
@@ -224,8 +214,8 @@ def _group(tokens: int | None, contexts: Sequence[int]) -> tuple[float, str]:
     if contexts:
         nearest = min(contexts, key=lambda context: abs(context - tokens))
         return nearest, f"{nearest:,}"
-    label = context_label(tokens)
-    return next((bound for bound in BOUNDS if tokens <= bound * 1024), BOUNDS[-1] + 1), label
+    label = context_of(tokens)
+    return CONTEXTS.index(label), label
 
 
 def _context(label: str, turns: Sequence[TurnResult], arms: Sequence[str]) -> ContextRow:

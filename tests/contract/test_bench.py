@@ -175,3 +175,32 @@ async def test_a_key_for_what_is_no_router_is_told(make_house: MakeHouse, bench:
         ran = await bench(house.decode.url, "--admin-key", KEY)
     assert ran.code == 1
     assert "is no Turnback router" in ran.err
+
+
+async def test_a_trace_is_replayed_at_its_times(make_house: MakeHouse, bench: Bench, tmp_path: Path) -> None:
+    lines = [
+        '{"chat_id": 1, "parent_chat_id": -1, "timestamp": 10.0, "input_length": 300, "output_length": 8}',
+        '{"chat_id": 2, "parent_chat_id": 1, "timestamp": 11.0, "input_length": 400, "output_length": 8}',
+    ]
+    file = tmp_path / "trace.jsonl"
+    file.write_text("\n".join(lines))
+    async with make_house() as house:
+        ran = await bench(house.proxy.url, "--workload", "bailian", "--file", str(file), "--time-scale", "0.5")
+    assert ran.code == 0, ran.err
+    first, second = (turn for turn in ran.result.turns if turn.phase == "main")
+    assert second.started_seconds - first.started_seconds >= 0.5
+    assert second.reused
+    for turn, wanted in ((first, 300), (second, 400)):
+        assert abs((turn.prompt_tokens or 0) - wanted) < 0.1 * wanted
+
+
+async def test_a_broken_file_ends_the_command_with_file_and_line(
+    make_house: MakeHouse, bench: Bench, tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.jsonl"
+    file.write_text("{}\n")
+    async with make_house() as house:
+        ran = await bench(house.proxy.url, "--workload", "mooncake", "--file", str(file))
+    assert ran.code == 1
+    assert f"{file}, line 1" in ran.err
+    assert "Traceback" not in ran.err

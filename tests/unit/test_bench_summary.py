@@ -14,7 +14,7 @@ from rich.console import Console
 from bench.multiturn.command import problems_of
 from bench.multiturn.report import page
 from bench.multiturn.settings import BenchSettings, WrongSettings, load, shown
-from bench.multiturn.summary import Spread, Summary, busy_seconds, context_label, spread, summarised
+from bench.multiturn.summary import Spread, Summary, busy_seconds, spread, summarised
 from bench.multiturn.table import tables
 from bench.multiturn.watch import look_at
 from bench.result import Phase, Result, Retained, TurnResult
@@ -143,14 +143,6 @@ def test_past_the_ttl(summary: Summary) -> None:
     assert (summary.past_ttl.turns, summary.past_ttl.reused, summary.past_ttl.equal) == (2, 0, 1)
     assert summary.past_ttl.outcomes == {"expired": 1}
     assert [(row.context, row.ratio) for row in summary.past_ttl.contexts] == [("2k-4k", 1.0)]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "label"),
-    [(1, "<=1k"), (1024, "<=1k"), (1025, "1k-2k"), (16384, "8k-16k"), (131072, "64k-128k"), (131073, ">128k")],
-)
-def test_context_labels(tokens: int, label: str) -> None:
-    assert context_label(tokens) == label
 
 
 def test_what_fails_a_run(summary: Summary) -> None:
