@@ -23,6 +23,9 @@ log = structlog.get_logger()
 _TELL_EVERY_FAILURE = ("opentelemetry.exporter.otlp", "opentelemetry.sdk._shared_internal")
 """Loggers of the library's that say so for each batch that is not delivered, and for each span that is dropped."""
 
+_QUOTES_HEADERS = "opentelemetry.util.re"
+"""Logger that quotes a header of the operator's that it cannot read: it may be a credential."""
+
 
 class Delivery(SpanExporter):
     """Hands batches on to the exporter. Says once that it cannot deliver, and once that it can again."""
@@ -76,6 +79,7 @@ class Collector:
         for name in _TELL_EVERY_FAILURE:
             wanted = logging.getLogger().isEnabledFor(logging.DEBUG)
             logging.getLogger(name).setLevel(logging.NOTSET if wanted else logging.CRITICAL)
+        logging.getLogger(_QUOTES_HEADERS).setLevel(logging.CRITICAL)
         self._delivery = Delivery(OTLPSpanExporter(endpoint=self._url))
         self._provider.add_span_processor(BatchSpanProcessor(self._delivery))
 
