@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 import time
 from collections.abc import AsyncIterator
@@ -264,8 +265,8 @@ async def test_the_turns_line_in_the_log_names_its_trace(
     async with make_house(otlp_endpoint=collector.url, log_level="info", log_format="json") as house:
         await house.say(chat([user(OPENING)]))
         turn = await collector.turn()
-        (line,) = [line for line in capsys.readouterr().err.splitlines() if '"event": "turn"' in line]
-        assert f'"trace_id": "{turn.root.trace}"' in line
+        logged = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+        assert [line["trace_id"] for line in logged if line["event"] == "turn"] == [turn.root.trace]
 
 
 async def test_off_workers_get_the_clients_own(house: House) -> None:
