@@ -1,8 +1,9 @@
 """Serve conversations in every arm, in turns, and note what each turn took.
 
 All arms send the same messages: the answers in the history are the last arm's, which is the one with reuse, since
-only what decode generated itself can be reused. Arms take turns within a turn, and change their order from one to
-the next, so that a machine that gets slower or faster meets them all alike. Where the server is vLLM each arm
+only what decode generated itself can be reused. Each turn is served by one arm after the other. Which is first changes
+from conversation to conversation, so that a machine that gets slower or faster meets both alike; within one it stays,
+so that in the pauses of one arm there is a single turn of the other. Where the server is vLLM each arm
 has a `cache_salt` of its own, so that no arm finds in a prefix cache what another one had computed.
 """
 
@@ -177,7 +178,9 @@ class Run:
         going.turns += 1
         going.history.say(turn)
         going.asked = time.perf_counter()
-        order = self.arms if (going.number + going.turns) % 2 else self.arms[::-1]
+        # By rounds, where there are several contexts: else one context would always have the same order.
+        rounds = going.number // max(1, len(self._settings.contexts))
+        order = self.arms[::-1] if rounds % 2 else self.arms
         answers = {arm.name: await self._ask(going, turn, arm) for arm in order}
         fed = answers[self.arms[-1].name]
         if fed is None or None in answers.values():

@@ -10,6 +10,7 @@ from rich.table import Table
 from bench.multiturn.summary import ArmRow, ContextRow, Spread, Summary
 
 _LATER = "later turns"
+_MANY_SECONDS = 10.0
 NOTHING = "-"
 """Where there is no number."""
 
@@ -32,6 +33,11 @@ def notes(summary: Summary) -> list[str]:
     said = []
     if summary.compared:
         said.append(f"Answers equal with and without reuse: {summary.equal} of {summary.compared}.")
+    if late := summary.arms[-1].outcomes.get("expired"):
+        said.append(
+            f"{late} turns came when the TTL was over. In a pause there is also the other arm's turn:"
+            " is the TTL too short for that?"
+        )
     if (past := summary.past_ttl) is not None:
         fell_back = f"{past.turns - past.reused - past.errors} of {past.turns} turns fell back"
         equal = f", answers equal: {past.equal} of {past.compared}" if past.compared else ""
@@ -67,7 +73,9 @@ def arm_figures(row: ArmRow) -> list[tuple[str, str]]:
 
 
 def percentiles(found: Spread | None) -> str:
-    """In milliseconds."""
+    """In milliseconds; in seconds where there are many."""
+    if found is not None and found.p50 >= _MANY_SECONDS:
+        return f"{found.p50:.1f} / {found.p95:.1f} / {found.p99:.1f} s"
     return NOTHING if found is None else f"{_ms(found.p50)} / {_ms(found.p95)} / {_ms(found.p99)} ms"
 
 

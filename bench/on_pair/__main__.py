@@ -29,8 +29,8 @@ from deploy.local.progress import Progress
 from deploy.local.serve import running_pair
 
 CONTEXTS = (2000, 4000, 8000, 16000)
-TTL_SECONDS = 60
-"""Longer than the longest turn takes here, and short enough to wait for."""
+TTL_SECONDS = 120
+"""Longer than the longest turn without reuse takes on a busy machine, and short enough to wait for."""
 MARGIN_SECONDS = 5
 
 PREFIX_CACHES = {"no-prefix-cache": False, "prefix-cache": True}

@@ -77,12 +77,21 @@ async def test_both_arms_get_the_same_messages_with_the_answers_of_the_arm_with_
     server = Server()
     run = made(server)
     await run.main([talk(3)])
-    assert [arm for arm, _, _ in server.asked] == ["off", "on", "on", "off", "off", "on"]
+    assert [arm for arm, _, _ in server.asked] == ["off", "on"] * 3
     for first, second in zip(server.asked[::2], server.asked[1::2], strict=True):
         assert first[1]["messages"] == second[1]["messages"]
     said = [message["content"] for message in server.asked[-1][1]["messages"] if message["role"] == "assistant"]
     assert said == ["on 1", "on 3"]
     assert [turn.answer_digest for turn in run.turns] == [run.turns[0].answer_digest] * 6
+
+
+async def test_who_is_first_changes_from_conversation_to_conversation() -> None:
+    server = Server()
+    await made(server).main([talk(2)] * 3)
+    assert [arm for arm, _, _ in server.asked] == ["off", "on"] * 2 + ["on", "off"] * 2 + ["off", "on"] * 2
+    server = Server()
+    await made(server, contexts=[1000, 2000]).main([talk(1)] * 4)
+    assert [arm for arm, _, _ in server.asked] == ["off", "on"] * 2 + ["on", "off"] * 2
 
 
 async def test_each_arm_has_ids_and_a_salt_of_its_own() -> None:
@@ -113,8 +122,8 @@ async def test_a_turn_that_fails_ends_its_conversation_in_all_arms() -> None:
     assert [(turn.arm, turn.turn, turn.error) for turn in run.turns] == [
         ("off", 1, None),
         ("on", 1, None),
-        ("on", 2, None),
         ("off", 2, "status 500: broken"),
+        ("on", 2, None),
     ]
 
 

@@ -15,7 +15,7 @@ from bench.multiturn.command import problems_of
 from bench.multiturn.report import page
 from bench.multiturn.settings import BenchSettings, WrongSettings, load, shown
 from bench.multiturn.summary import Spread, Summary, busy_seconds, spread, summarised
-from bench.multiturn.table import tables
+from bench.multiturn.table import percentiles, tables
 from bench.multiturn.watch import look_at
 from bench.result import Phase, Result, Retained, TurnResult
 
@@ -171,7 +171,14 @@ def test_the_table_has_both_arms(summary: Summary) -> None:
     ):
         assert words in said
     assert "Past the TTL: 2 of 2 turns fell back (expired 1), answers equal: 1 of 1." in said
+    assert "1 turns came when the TTL was over" in said
     assert "1,300 tokens, 30% of a worker's KV cache" in said
+
+
+def test_times_are_in_the_unit_that_is_read() -> None:
+    assert percentiles(Spread(1, 0.0123, 0.2, 1.5)) == "12.3 / 200 / 1,500 ms"
+    assert percentiles(Spread(1, 12.34, 20, 31)) == "12.3 / 20.0 / 31.0 s"
+    assert percentiles(None) == "-"
 
 
 class _Page(HTMLParser):
