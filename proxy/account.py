@@ -9,8 +9,6 @@ from proxy.dashboard import Newest, told_turn
 from proxy.telemetry import Metrics, context_of
 from router.reuse import Outcome
 
-log = structlog.get_logger()
-
 
 class Account:
     """Tells of turns. Never of their text, and of who asked only a hash."""
@@ -18,6 +16,8 @@ class Account:
     def __init__(self, metrics: Metrics, newest: Newest) -> None:
         self._metrics = metrics
         self._newest = newest
+        # Bound once: making a logger takes as long as the line.
+        self._log = structlog.get_logger().bind()
 
     def of(self, endpoint: str, request_id: str, report: Report) -> None:
         """The turn is over, whatever became of it."""
@@ -37,7 +37,7 @@ class Account:
             if tpot is not None:
                 self._metrics.tpot.labels(endpoint).observe(tpot)
             self._newest.add(told_turn(report, endpoint, ttft, seconds))
-        log.info(
+        self._log.info(
             "turn",
             request_id=request_id,
             endpoint=endpoint,

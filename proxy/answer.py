@@ -82,7 +82,7 @@ class AnswerLeg:
                     if isinstance(first, Failed):
                         return first
                     # The engine sends its headers at once; only now it has begun to answer.
-                    answer.gap_timeout = self._settings.gap_timeout
+                    answer.allow_gaps(self._settings.gap_timeout)
                     report.first_part = time.perf_counter()
                     finish = partial(_finish, report, harvest, remember, "stream")
                     relay = Relay(first, following, harvest, finish, self._background)
@@ -97,21 +97,22 @@ async def _finish(report: Report, harvest: Harvest, remember: AfterAnswer, mode:
     await remember(harvest, mode)
 
 
-async def _beginning(following: AsyncIterator[bytes]) -> list[bytes] | Failed:
-    """The events up to the first that says something; a failure if none comes, or an error in its place.
+async def _beginning(following: AsyncIterator[list[bytes]]) -> list[bytes] | Failed:
+    """The events up to the first that says something, and what arrived with it; a failure if none comes, or an error.
 
     The engine answers 200, and in chat names its role, before it knows whether it could read prefill's
     blocks. The role comes together with the first token, so holding it back delays nothing.
     """
     begun: list[bytes] = []
     try:
-        async for event in following:
-            begun.append(event)
-            error_code = _error_code(event)
-            if error_code is not None and error_code >= 500:
-                return Failed(f"the stream began with an error, code {error_code}", error_code)
-            if not names_role_only(event):
-                return begun
+        async for arrived in following:
+            begun += arrived
+            for event in arrived:
+                error_code = _error_code(event)
+                if error_code is not None and error_code >= 500:
+                    return Failed(f"the stream began with an error, code {error_code}", error_code)
+                if not names_role_only(event):
+                    return begun
     except BrokenOff as error:
         return Failed(str(error))
     return begun or Failed("the stream ended before it began", 200)

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from importlib.metadata import version
 
 from fastapi import FastAPI, Request, Response
-from starlette.routing import Route
 
 from metadata_store import MEMORY, open_store
 from proxy.abandoned import Abandoned
@@ -35,6 +34,7 @@ from proxy.routes.conversations import Conversations
 from proxy.routes.dashboard import Dashboard
 from proxy.routes.info import info_routes
 from proxy.settings import Settings
+from proxy.short_path import Application
 from proxy.telemetry import Metrics, shared_folder
 from proxy.traces import open_traces
 from proxy.turn import Turns
@@ -115,7 +115,7 @@ def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | No
                 await store.close()
                 await traces.stop(_TRACES_PATIENCE)
 
-    app = FastAPI(title="Turnback", version=version("turnback"), lifespan=lifespan)
+    app = Application(title="Turnback", version=version("turnback"), lifespan=lifespan)
     app.add_exception_handler(ApiError, _answer)  # type: ignore[arg-type]
     secret = settings.secret_key
     conversations = Conversations(secret, pool, upstream, memory, ledger, releaser, clock)
@@ -126,7 +126,7 @@ def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | No
     switch, account = ReuseSwitch(settings), Account(metrics, newest)
     for dialect in DIALECTS:
         endpoint = ApiEndpoint(dialect, settings, secret, turns, admission, drain, switch, account)
-        app.router.routes.append(Route(dialect.path, traces.endpoint(endpoint, dialect.path), methods=["POST"]))
+        app.add_endpoint(dialect.path, traces.endpoint(endpoint, dialect.path))
     return app
 
 

@@ -1,5 +1,6 @@
 """What is retained at present, by all replicas, as far as this process knows."""
 
+import heapq
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 
@@ -13,18 +14,34 @@ class Ledger:
         self._clock = clock
         self._entries: dict[str, Holding] = {}
         self._by_worker: defaultdict[str, dict[str, Holding]] = defaultdict(dict)
+        self._blocks: defaultdict[tuple[str, str], int] = defaultdict(int)
+        """By worker and generation: every turn asks, and there may be thousands of entries."""
+        self._due: list[tuple[float, str]] = []
+        """Heap of deadlines, those of entries that are gone among them."""
 
     def stored(self, key: str, holding: Holding) -> None:
         """An entry was put."""
         self.gone(key)
         self._entries[key] = holding
         self._by_worker[holding.worker][key] = holding
+        self._blocks[holding.worker, holding.generation] += holding.blocks
+        heapq.heappush(self._due, (holding.deadline, key))
 
     def gone(self, key: str) -> None:
         """An entry was taken or discarded."""
         holding = self._entries.pop(key, None)
         if holding is not None:
             self._by_worker[holding.worker].pop(key, None)
+            self._blocks[holding.worker, holding.generation] -= holding.blocks
+
+    def blocks_on(self, worker: str, generation: str | None) -> int:
+        """How many blocks one start of a worker keeps for entries."""
+        now = self._clock()
+        while self._due and self._due[0][0] <= now:
+            _, key = heapq.heappop(self._due)
+            if (holding := self._entries.get(key)) is not None and holding.deadline <= now:
+                self.gone(key)
+        return 0 if generation is None else self._blocks.get((worker, generation), 0)
 
     def find(self, key: str) -> Holding | None:
         """The entry under ``key``, if there is one and it has not expired."""
@@ -51,5 +68,7 @@ class Ledger:
         newer = {key: holding for key, holding in self._entries.items() if holding.stored_at >= begun}
         self._entries = {}
         self._by_worker.clear()
+        self._blocks.clear()
+        self._due.clear()
         for key, holding in (seen | newer).items():
             self.stored(key, holding)

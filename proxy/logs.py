@@ -2,8 +2,10 @@
 
 import logging
 import sys
+from collections.abc import Callable
 from typing import TextIO
 
+import msgspec
 import structlog
 
 from proxy.settings import Settings
@@ -17,9 +19,10 @@ def set_up_logging(settings: Settings, stream: TextIO | None = None) -> None:
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso"),
     ]
+    as_json = settings.log_format == "json" or (settings.log_format == "auto" and not stream.isatty())
     renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer()
-        if settings.log_format == "json"
+        structlog.processors.JSONRenderer(_json)
+        if as_json
         else structlog.dev.ConsoleRenderer(
             colors=stream.isatty(),
             # The pretty one shows local variables: prompts and keys.
@@ -28,9 +31,7 @@ def set_up_logging(settings: Settings, stream: TextIO | None = None) -> None:
     )
     level = getattr(logging, settings.log_level.upper())
     structlog.configure(
-        processors=[*shared, structlog.processors.format_exc_info, renderer]
-        if settings.log_format == "json"
-        else [*shared, renderer],
+        processors=[*shared, structlog.processors.format_exc_info, renderer] if as_json else [*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(stream),
         cache_logger_on_first_use=False,
@@ -50,3 +51,8 @@ def set_up_logging(settings: Settings, stream: TextIO | None = None) -> None:
         logging.getLogger(name).propagate = True
     # It tells of every change in the folder, whether it concerns the config file or not.
     logging.getLogger("watchfiles").setLevel(logging.WARNING)
+
+
+def _json(event: structlog.typing.EventDict, default: Callable[[object], object]) -> str:
+    """A line for each turn: the standard library's encoder takes several times as long."""
+    return msgspec.json.encode(event, enc_hook=default).decode()

@@ -1,9 +1,9 @@
-"""Decode's stream on its way to the client: event by event, each the moment it arrives."""
+"""Decode's stream on its way to the client: each event the moment it arrives."""
 
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 
 import msgspec
 
@@ -65,8 +65,8 @@ class Relay:
 
     def __init__(
         self,
-        begun: Iterable[bytes],
-        following: AsyncIterator[bytes],
+        begun: Sequence[bytes],
+        following: AsyncIterator[Sequence[bytes]],
         harvest: Harvest,
         finish: Finish,
         background: Background,
@@ -89,18 +89,19 @@ class Relay:
         A stream that breaks off ends with an error event and without the API's end, never as if complete.
         """
         try:
-            async for event in self._events():
-                if is_end(event):
-                    # A client that leaves now must not keep its entry from being stored.
-                    await asyncio.shield(self._settle())
-                    yield event
-                    await self._read_out()
-                    return
-                if (kept := cleaned(event, self._harvest)) is not None:
+            async for arrived in self._events():
+                told, ended = self._cleaned(arrived)
+                if told:
                     asked = time.monotonic()
-                    yield kept
+                    yield b"".join(told)
                     # A client that reads slowly makes decode's end look later than it was.
                     self._harvest.held_up += time.monotonic() - asked
+                if ended is not None:
+                    # A client that leaves now must not keep its entry from being stored.
+                    await asyncio.shield(self._settle())
+                    yield ended
+                    await self._read_out()
+                    return
         except BrokenOff as error:
             detail = str(error)
         else:
@@ -125,8 +126,17 @@ class Relay:
                 async for _ in self._following:
                     pass
 
-    async def _events(self) -> AsyncIterator[bytes]:
-        for event in self._begun:
-            yield event
-        async for event in self._following:
-            yield event
+    async def _events(self) -> AsyncIterator[Sequence[bytes]]:
+        yield self._begun
+        async for arrived in self._following:
+            yield arrived
+
+    def _cleaned(self, arrived: Sequence[bytes]) -> tuple[list[bytes], bytes | None]:
+        """What of it the client gets, and the API's end if that is among it: nothing counts after that."""
+        told: list[bytes] = []
+        for event in arrived:
+            if is_end(event):
+                return told, event
+            if (kept := cleaned(event, self._harvest)) is not None:
+                told.append(kept)
+        return told, None

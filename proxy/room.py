@@ -73,15 +73,16 @@ class Room:
         cache = _cache(worker)
         if cache is None or prompt_tokens is None:
             return
-        entries = self._ledger.on(worker.name, worker.generation)
+        retained = self._ledger.blocks_on(worker.name, worker.generation)
         needed = cache.needed(prompt_tokens, max_tokens)
         # The turn's own tokens are among those in flight.
         running = max(0, worker.in_flight_tokens - prompt_tokens)
-        ours = retained_blocks(entries) + -(-running // cache.block_size)
+        ours = retained + -(-running // cache.block_size)
         told = worker.reported.kv_usage if worker.reported is not None else None
-        if not entries or max(ours, cache.blocks * (told or 0.0)) + needed <= cache.blocks * _QUIET_SHARE:
+        if not retained or max(ours, cache.blocks * (told or 0.0)) + needed <= cache.blocks * _QUIET_SHARE:
             return
         used = max(ours, await self._reported(worker, cache))
+        entries = self._ledger.on(worker.name, worker.generation)
         chosen = to_free(entries, used + needed - cache.blocks)
         if chosen:
             releases = await self._release(chosen, entries, Why.PRESSURE)
@@ -106,9 +107,10 @@ class Room:
             return
         # The turn itself still counts as running.
         running = cache.held(max(0, worker.in_flight_tokens - ended_tokens), max(0, worker.in_flight - 1))
-        entries = self._ledger.on(worker.name, worker.generation)
-        chosen = to_free(entries, retained_blocks(entries) + running - cache.blocks)
-        await self._release(chosen, entries, Why.PRESSURE)
+        excess = self._ledger.blocks_on(worker.name, worker.generation) + running - cache.blocks
+        if excess > 0:
+            entries = self._ledger.on(worker.name, worker.generation)
+            await self._release(to_free(entries, excess), entries, Why.PRESSURE)
 
     async def _reported(self, worker: Worker, cache: Cache) -> int:
         """Blocks in use, as the worker tells right now; 0 if it does not."""

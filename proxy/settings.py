@@ -174,7 +174,9 @@ class Settings(BaseSettings):
         default=1.0, ge=0, le=1, description="share of turns that are traced, of those whose clients did not decide"
     )
     log_level: Literal["debug", "info", "warning", "error"] = Field(default="info", description="least level logged")
-    log_format: Literal["console", "json"] = Field(default="console", description="form of the log lines")
+    log_format: Literal["auto", "console", "json"] = Field(
+        default="auto", description="form of the log lines; auto: console on a terminal, else json"
+    )
 
     _arguments: tuple[str, ...] = PrivateAttr(default=())
 

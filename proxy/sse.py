@@ -8,8 +8,8 @@ _DATA = b"data:"
 _END_OF_STREAM = b"[DONE]"
 
 
-async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """A stream cut into its events, each with the empty line that ends it.
+async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
+    """A stream cut into its events, each with the empty line that ends it; together those that arrived together.
 
     An event that was not ended is passed on, ended, if it is all there; half an event is dropped: its reader could
     make no sense of it, nor of what comes after it.
@@ -19,14 +19,16 @@ async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         rest = rest + part if rest else part
         if b"\r" in rest:
             rest = rest.replace(b"\r\n", b"\n")
-        begin = 0
+        begin, ended = 0, []
         while (end := rest.find(b"\n\n", begin)) >= 0:
-            yield rest[begin : end + 2]
+            ended.append(rest[begin : end + 2])
             begin = end + 2
         # Cut once for each part: a slow reader finds megabytes of events in one.
         rest = rest[begin:]
+        if ended:
+            yield ended
     if rest and _is_whole(rest):
-        yield rest.rstrip(b"\n") + b"\n\n"
+        yield [rest.rstrip(b"\n") + b"\n\n"]
 
 
 def data_of(event: bytes) -> bytes:

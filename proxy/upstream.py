@@ -1,7 +1,6 @@
 """A worker over HTTP: send something, get a typed answer or a typed failure. Nothing is raised but cancellation."""
 
 import asyncio
-import contextlib
 from collections import defaultdict
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, field
@@ -12,6 +11,9 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.client_reqrep import ConnectionKey
 from aiohttp.tracing import Trace
+from yarl import URL
+
+from proxy.gap import GapWatch
 
 JSON_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
 
@@ -92,36 +94,50 @@ class BrokenOff(Exception):
     """A stream ended before its end: connection lost, or nothing came for too long."""
 
 
-@dataclass(eq=False)
 class Stream:
     """An answer that comes in parts. Must be closed; closing it early makes the engine stop."""
 
-    status: int
-    content_type: str
-    gap_timeout: float
-    """Seconds."""
-    _response: aiohttp.ClientResponse = field(repr=False)
-    _open: set["Stream"] = field(repr=False)
-    """All open streams of the worker, this one among them until it is closed."""
+    def __init__(self, response: aiohttp.ClientResponse, gap_timeout: float, others: set["Stream"]) -> None:
+        """``gap_timeout``: seconds. ``others`` are all open streams of the worker, this one among them until closed."""
+        self.status = response.status
+        self.content_type = response.headers.get("Content-Type", "")
+        self._response = response
+        self._stalled = False
+        self._gap = GapWatch(gap_timeout, self._stall)
+        self._others = others
+        others.add(self)
+
+    def allow_gaps(self, seconds: float) -> None:
+        """From now on there may be so many seconds between two parts."""
+        self._gap.allow(seconds)
 
     async def parts(self) -> AsyncIterator[bytes]:
         """The bytes, in pieces as they arrive. Raises ``BrokenOff``."""
+        content, gap = self._response.content, self._gap
         while True:
+            gap.begin()
             try:
-                async with asyncio.timeout(self.gap_timeout):
-                    part = await self._response.content.readany()
-            except TimeoutError as error:
-                raise BrokenOff(f"the worker sent nothing for {self.gap_timeout:g} s") from error
+                part = await content.readany()
             except aiohttp.ClientError as error:
+                if self._stalled:
+                    raise BrokenOff(f"the worker sent nothing for {gap.seconds:g} s") from error
                 raise BrokenOff(f"the worker's connection broke: {type(error).__name__}") from error
+            finally:
+                gap.end()
             if not part:
                 return
             yield part
 
     def close(self) -> None:
         """Give the connection back if all was read, else close it."""
-        self._open.discard(self)
+        self._gap.stop()
+        self._others.discard(self)
         self._response.close() if not self._response.content.is_eof() else self._response.release()
+
+    def _stall(self) -> None:
+        # Whoever waits for a part is told by the connection's end.
+        self._stalled = True
+        self._response.close()
 
 
 _CONNECTING_AT_ONCE = 64
@@ -158,6 +174,8 @@ class Upstream:
         if worker_api_key is not None:
             self._headers["Authorization"] = f"Bearer {worker_api_key}"
         self._session: aiohttp.ClientSession | None = None
+        self._urls: dict[str, URL] = {}
+        """Parsed, by their text: there are few, and every leg needs one."""
         self._waits: dict[str, set[asyncio.Timeout]] = {}
         self._streams: dict[str, set[Stream]] = {}
 
@@ -209,10 +227,7 @@ class Upstream:
         except (aiohttp.ClientError, OSError) as error:
             return _unreachable(error, first_byte_timeout)
         if response.status < 300 and response.content_type == "text/event-stream":
-            streams = self._streams.setdefault(to.url, set())
-            stream = Stream(response.status, response.headers.get("Content-Type", ""), gap_timeout, response, streams)
-            streams.add(stream)
-            return stream
+            return Stream(response, gap_timeout, self._streams.setdefault(to.url, set()))
         try:
             async with self._within(to, gap_timeout):
                 return await _read(response)
@@ -234,16 +249,9 @@ class Upstream:
         except (aiohttp.ClientError, OSError) as error:
             return _unreachable(error, timeout)
 
-    @contextlib.asynccontextmanager
-    async def _within(self, to: Server, seconds: float) -> AsyncIterator[None]:
+    def _within(self, to: Server, seconds: float) -> "_Wait":
         """Bounds a wait for ``to`` in time, and lets ``stop_waiting`` end it."""
-        waits = self._waits.setdefault(to.url, set())
-        async with asyncio.timeout(seconds) as limit:
-            waits.add(limit)
-            try:
-                yield
-            finally:
-                waits.discard(limit)
+        return _Wait(seconds, self._waits.setdefault(to.url, set()))
 
     async def _send(
         self, method: str, to: Server, path: str, body: bytes | None, request_id: str
@@ -251,7 +259,28 @@ class Upstream:
         if self._session is None:
             raise RuntimeError("Upstream is used before it was entered")
         headers = {**to.headers, "X-Request-Id": request_id} if request_id else to.headers
-        return await self._session.request(method, to.url + path, data=body, headers=headers, allow_redirects=False)
+        address = to.url + path
+        if (url := self._urls.get(address)) is None:
+            url = self._urls[address] = URL(address)
+        return await self._session.request(method, url, data=body, headers=headers, allow_redirects=False)
+
+
+class _Wait:
+    """A wait that is bounded in time, and one of ``others`` while it lasts. Raises ``TimeoutError``."""
+
+    def __init__(self, seconds: float, others: set[asyncio.Timeout]) -> None:
+        self._limit = asyncio.timeout(seconds)
+        self._others = others
+
+    async def __aenter__(self) -> None:
+        await self._limit.__aenter__()
+        self._others.add(self._limit)
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._others.discard(self._limit)
+        await self._limit.__aexit__(kind, error, trace)
 
 
 async def _read(response: aiohttp.ClientResponse) -> Answer | Refused | Failed:

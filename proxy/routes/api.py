@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
 
 import structlog
 from starlette.types import Receive, Scope, Send
@@ -131,8 +131,8 @@ class ApiEndpoint:
             data = await _read_body(headers, receive, self._settings.max_body_bytes)
             call = self._call(data, headers, request_id)
             report.conversation = (call.key or "")[:_SHORT_HASH]
-            serving = asyncio.ensure_future(self._serve(call, _caller(scope, headers), report, response))
-            await _unless_gone(serving, receive)
+            async with _until_gone(receive):
+                await self._serve(call, _caller(scope, headers), report, response)
         except ApiError as error:
             await response.refuse(error, ending=self._drain.began)
         except ClientGone:
@@ -204,24 +204,30 @@ async def _read_body(headers: Mapping[str, str], receive: Receive, limit: int) -
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-async def _unless_gone(serving: asyncio.Future[None], receive: Receive) -> None:
-    """Wait for ``serving``; cancel it when the client goes away, and raise ``ClientGone``."""
-    leaving = asyncio.ensure_future(_left(receive))
+@contextlib.asynccontextmanager
+async def _until_gone(receive: Receive) -> AsyncIterator[None]:
+    """Cancels what is inside when the client goes away, and raises ``ClientGone`` when that has ended."""
+    serving = asyncio.current_task()
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if serving is not None:
+            gone = True
+            serving.cancel()
+
+    watching = asyncio.create_task(watch())
     try:
-        await asyncio.wait((serving, leaving), return_when=asyncio.FIRST_COMPLETED)
-        if not serving.done():
-            raise ClientGone
-        serving.result()
+        yield
+    except asyncio.CancelledError:
+        # Somebody else's cancellation goes on, also where it comes on top of ours.
+        if gone and serving is not None and not serving.uncancel():
+            raise ClientGone from None
+        raise
     finally:
-        for task in (serving, leaving):
-            if not task.done():
-                task.cancel()
-        await asyncio.gather(serving, leaving, return_exceptions=True)
-
-
-async def _left(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
+        watching.cancel()
 
 
 def _caller(scope: Scope, headers: Mapping[str, str]) -> str:

@@ -185,8 +185,7 @@ def log_lines() -> dict[str, str]:
             if (
                 isinstance(node, ast.Call)
                 and isinstance(node.func, ast.Attribute)
-                and isinstance(node.func.value, ast.Name)
-                and node.func.value.id == "log"
+                and ast.unparse(node.func.value) in ("log", "self._log")
             ):
                 assert isinstance(node.args[0], ast.Constant), ast.unparse(node)
                 lines[str(node.args[0].value)] = node.func.attr
