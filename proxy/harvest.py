@@ -11,6 +11,7 @@ from functools import cached_property
 import msgspec
 
 from proxy.body import NotAnObject, dump, parse, read
+from proxy.usual_chunk import without_ids
 from router.kv_params import Members
 
 _MARKS = (b"token_ids", b"kv_transfer_params", b'"error"')
@@ -77,6 +78,10 @@ class Harvest:
         None for a chunk that is there only because token ids were asked for. What is not JSON, or has
         nothing private, comes back as the same bytes.
         """
+        if not self._client_wants_ids and (usual := without_ids(data)) is not None:
+            rest, ids = usual
+            self.generated += ids
+            return rest
         if not any(mark in data for mark in _MARKS):
             if b'"finish_reason"' in data:
                 # A chunk with text and without ids: those that follow cannot be placed any more.

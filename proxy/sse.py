@@ -33,7 +33,7 @@ async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
 
 def data_of(event: bytes) -> bytes:
     """What an event carries; nothing for one of comments and other fields only."""
-    if event.startswith(_DATA) and event.find(b"\n") == len(event) - 2:
+    if _is_data_only(event):
         return event[len(_DATA) :].strip()
     lines = [line[len(_DATA) :].strip() for line in event.split(b"\n") if line.startswith(_DATA)]
     return b"\n".join(lines)
@@ -41,13 +41,19 @@ def data_of(event: bytes) -> bytes:
 
 def with_data(event: bytes, data: bytes) -> bytes:
     """``event`` carrying ``data`` instead; its comments and other fields stay in front."""
+    if _is_data_only(event):
+        return b"data: " + data + b"\n\n"
     others = [line for line in event.split(b"\n") if line and not line.startswith(_DATA)]
     return b"\n".join([*others, b"data: " + data]) + b"\n\n"
 
 
 def is_end(event: bytes) -> bool:
     """Whether this is the event by which the API says that all has been said."""
-    return data_of(event) == _END_OF_STREAM
+    return _END_OF_STREAM in event and data_of(event) == _END_OF_STREAM
+
+
+def _is_data_only(event: bytes) -> bool:
+    return event.startswith(_DATA) and event.find(b"\n") == len(event) - 2
 
 
 def _is_whole(rest: bytes) -> bool:
