@@ -35,7 +35,7 @@ def chunks(draw: st.DrawFn) -> bytes:
     choice["logprobs"] = draw(st.sampled_from([None, None, {"content": [{"token": draw(texts)}]}]))
     choice["finish_reason"] = draw(st.sampled_from([None, None, None, "stop"]))
     for name in ("token_ids", "prompt_token_ids"):
-        told = draw(st.sampled_from([..., None, [], "list"]))
+        told: Any = draw(st.sampled_from([..., None, [], "list"]))
         if told is not ...:
             choice[name] = draw(st.lists(st.integers(0, 2**31), min_size=1, max_size=3)) if told == "list" else told
     top: dict[str, Any] = {"id": draw(texts), "choices": [choice]}
