@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 from dataclasses import replace
 
 from bench.failure import BenchFailure
@@ -22,30 +22,26 @@ SPARE = 128
 
 def plan(settings: BenchSettings, measure: Measure, limit: int | None) -> Workload:
     """What is served; ``limit`` is what the model can, in tokens of prompt and answer. Raises ``BenchFailure``."""
-    talks = [_short_answers(talk, settings.max_answer) for talk in _all(settings)]
+    talks = (_short_answers(talk, settings.max_answer) for talk in _all(settings))
     most = min((bound for bound in (limit, settings.max_context) if bound is not None), default=None)
     if settings.contexts:
-        too_long = [talk for talk in talks if most is not None and cut(talk, measure, most) != talk]
-        if too_long:
-            raise BenchFailure(
-                f"contexts: {max(talk.context or 0 for talk in too_long)} tokens do not fit into {most}, with the rest"
-            )
-        return Workload(tuple(talks))
+        return Workload(_that_fit(talks, measure, most))
     least = settings.min_turns if settings.file is not None else 1
     taken: list[Talk] = []
+    looked_at = 0
     for talk in talks:
+        looked_at += 1
         fitting = talk if most is None else cut(talk, measure, most)
-        if len(fitting.turns) >= least and len(taken) < settings.conversations:
+        if len(fitting.turns) >= least:
             taken.append(fitting)
+        if len(taken) == settings.conversations:
+            break
     if not taken:
-        raise BenchFailure(
-            f"no conversation has {least} turns or more"
-            + (f" within {most} tokens" if most is not None else "")
-            + f"; {len(talks)} were looked at"
-        )
+        within = f" within {most} tokens" if most is not None else ""
+        raise BenchFailure(f"no conversation has {least} turns or more{within}; {looked_at} were looked at")
     first = min(talk.arrival_seconds for talk in taken)
     taken = [replace(talk, arrival_seconds=talk.arrival_seconds - first) for talk in taken]
-    return Workload(tuple(taken), passed_over=len(talks) - len(taken))
+    return Workload(tuple(taken), passed_over=looked_at - len(taken))
 
 
 def cut(talk: Talk, measure: Measure, most: int) -> Talk:
@@ -60,7 +56,17 @@ def cut(talk: Talk, measure: Measure, most: int) -> Talk:
     return talk if len(kept) == len(talk.turns) else replace(talk, turns=tuple(kept))
 
 
-def _all(settings: BenchSettings) -> Sequence[Talk]:
+def _that_fit(talks: Iterable[Talk], measure: Measure, most: int | None) -> tuple[Talk, ...]:
+    """All of them. Raises ``BenchFailure`` if one is too long: its context was asked for."""
+    wanted = tuple(talks)
+    too_long = [talk for talk in wanted if most is not None and cut(talk, measure, most) != talk]
+    if too_long:
+        longest = max(talk.context or 0 for talk in too_long)
+        raise BenchFailure(f"contexts: {longest} tokens do not fit into {most}, with the rest")
+    return wanted
+
+
+def _all(settings: BenchSettings) -> Iterable[Talk]:
     pause = distribution(settings.pause)
     if settings.file is None:
         shape = Shape(

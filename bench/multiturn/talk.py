@@ -73,4 +73,4 @@ class Workload:
 
     talks: tuple[Talk, ...]
     passed_over: int = 0
-    """Conversations in the file that were not taken: too short, too long, or more than asked for."""
+    """Conversations of the file that were looked at and not taken: too short, or too long for the model."""

@@ -133,3 +133,20 @@ def test_serve_answers_and_ends_when_told(stop: signal.Signals) -> None:
     finally:
         process.kill()
         process.wait(GENEROUS)
+
+
+@pytest.mark.parametrize(("command", "library"), [("bench", "matplotlib"), ("advise", "numpy")])
+def test_a_command_without_its_extra_says_what_to_install(command: str, library: str, tmp_path: Path) -> None:
+    """A module of that name that cannot be imported stands in front of the library."""
+    (tmp_path / f"{library}.py").write_text(f"raise ModuleNotFoundError('none', name={library!r})")
+    path = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-m", "proxy.cli", command],
+        env={**environment(), "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=2 * GENEROUS,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == f"turnback {command}: {library} is missing: pip install 'turnback[bench]'\n"

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -11,7 +13,7 @@ import msgspec
 from bench.failure import BenchFailure
 from bench.multiturn.talk import Talk
 from bench.multiturn.workloads.lines import lines
-from bench.multiturn.workloads.trace import Length, Request, talk_of
+from bench.multiturn.workloads.trace import Length, Request, packed, talk_of
 
 BLOCK = 16
 
@@ -25,25 +27,37 @@ class _Line(msgspec.Struct):
     hash_ids: list[int] = []
 
 
-def bailian(path: Path, time_scale: float) -> list[Talk]:
+@dataclass(frozen=True, slots=True)
+class _Chat:
+    identity: int
+    parent: int
+    request: Request
+
+
+def bailian(path: Path, time_scale: float) -> Iterator[Talk]:
     """Its conversations, in the order in which they began.
 
     One whose parent is not in the file begins with its whole prompt; of two with the same parent, so does the
     second. Raises ``BenchFailure``.
     """
-    read = list(lines(path, _Line))
-    seen: set[int] = set()
-    for number, line in read:
-        if line.chat_id in seen:
-            raise BenchFailure(f"{path}, line {number}: chat_id {line.chat_id} was there before")
-        seen.add(line.chat_id)
     found: list[list[Request]] = []
     ending_with: dict[int, list[Request]] = {}
-    for _, line in sorted(read, key=lambda numbered: numbered[1].timestamp):
-        talk = ending_with.pop(line.parent_chat_id, None)
+    for chat in sorted(_chats(path), key=lambda chat: chat.request.at):
+        talk = ending_with.pop(chat.parent, None)
         if talk is None:
             talk = []
             found.append(talk)
-        talk.append(Request(line.timestamp, line.input_length, line.output_length, tuple(line.hash_ids)))
-        ending_with[line.chat_id] = talk
-    return [talk_of(requests, BLOCK, time_scale) for requests in found]
+        talk.append(chat.request)
+        ending_with[chat.identity] = talk
+    for requests in found:
+        yield talk_of(requests, BLOCK, time_scale)
+
+
+def _chats(path: Path) -> Iterator[_Chat]:
+    seen: set[int] = set()
+    for number, line in lines(path, _Line):
+        if line.chat_id in seen:
+            raise BenchFailure(f"{path}, line {number}: chat_id {line.chat_id} was there before")
+        seen.add(line.chat_id)
+        request = Request(line.timestamp, line.input_length, line.output_length, packed(line.hash_ids))
+        yield _Chat(line.chat_id, line.parent_chat_id, request)

@@ -7,14 +7,14 @@ before it, so a request whose ids begin with all full blocks of an earlier one g
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
 from bench.multiturn.talk import Talk
 from bench.multiturn.workloads.lines import lines
-from bench.multiturn.workloads.trace import Length, Request, talk_of
+from bench.multiturn.workloads.trace import Length, Request, packed, talk_of
 
 BLOCK = 512
 MOST_FOLLOWERS = 8
@@ -29,13 +29,14 @@ class _Line(msgspec.Struct):
     hash_ids: list[int]
 
 
-def mooncake(path: Path, time_scale: float) -> list[Talk]:
+def mooncake(path: Path, time_scale: float) -> Iterator[Talk]:
     """The conversations that can be told, in the order in which they began. Raises ``BenchFailure``."""
     requests = [
-        Request(line.timestamp / 1000, line.input_length, line.output_length, tuple(line.hash_ids))
+        Request(line.timestamp / 1000, line.input_length, line.output_length, packed(line.hash_ids))
         for _, line in lines(path, _Line)
     ]
-    return [talk_of(found, BLOCK, time_scale) for found in conversations(sorted(requests, key=lambda one: one.at))]
+    for found in conversations(sorted(requests, key=lambda one: one.at)):
+        yield talk_of(found, BLOCK, time_scale)
 
 
 def conversations(requests: Sequence[Request]) -> list[list[Request]]:

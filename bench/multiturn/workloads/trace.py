@@ -7,6 +7,7 @@ that this server gives, and as much new text as the trace's prompt was longer th
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -26,7 +27,13 @@ class Request:
     at: float
     input: int
     output: int
-    blocks: tuple[int, ...]
+    blocks: array[int]
+    """Packed, since traces have millions of them; see ``packed``."""
+
+
+def packed(blocks: Sequence[int]) -> array[int]:
+    """Ids of blocks."""
+    return array("q", blocks)
 
 
 def talk_of(requests: Sequence[Request], block_size: int, time_scale: float) -> Talk:
@@ -37,7 +44,7 @@ def talk_of(requests: Sequence[Request], block_size: int, time_scale: float) -> 
     for last, request in pairwise(requests):
         # Histories that were shortened or rewritten still have something new to say.
         new = max(1, request.input - last.input - last.output)
-        key = f"after {last.at} {last.blocks[-1:]} {request.blocks[-1:]}"
+        key = f"after {last.at} {list(last.blocks[-1:])} {list(request.blocks[-1:])}"
         wait = max(0.0, request.at - last.at) * time_scale
         turns.append(Turn((Made("user", (Part(key, new),)),), max(1, request.output), wait, "request"))
     return Talk(tuple(turns), first.at * time_scale)
@@ -53,5 +60,5 @@ def _prompt(request: Request, block_size: int) -> tuple[Part, ...]:
         parts.append(Part(f"block {block}", min(block_size, rest)))
         rest -= block_size
     if rest > 0:
-        parts.append(Part(f"alone {request.at} {request.input} {request.blocks[-1:]}", rest))
+        parts.append(Part(f"alone {request.at} {request.input} {list(request.blocks[-1:])}", rest))
     return tuple(parts)
