@@ -57,7 +57,7 @@ async def bench(settings: BenchSettings, progress: RunProgress) -> tuple[Result,
         model = await client.model(settings.model)
         found = await measure(client, model.name)
         workload = plan(settings, found, model.max_length)
-        run = Run(client, model, found, settings, progress.turn)
+        run = Run(client, model, found, settings, progress.turn, progress.say)
         await run.check()
         watch = Watch(client, run.began, settings.poll)
         watch.start()

@@ -78,8 +78,15 @@ class Run:
     """One run of the bench; times count from when it is made."""
 
     def __init__(
-        self, client: Client, model: Model, measure: Measure, settings: BenchSettings, observe: Observe = lambda _: None
+        self,
+        client: Client,
+        model: Model,
+        measure: Measure,
+        settings: BenchSettings,
+        observe: Observe = lambda _: None,
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
+        """``observe`` is told of every turn, ``say`` what people are to know meanwhile."""
         self.began = time.perf_counter()
         self.arms = arms_of(settings)
         self.turns: list[TurnResult] = []
@@ -89,6 +96,7 @@ class Run:
         self._settings = settings
         self._vllm = model.vllm if settings.vllm is None else settings.vllm
         self._observe = observe
+        self._say = say
         self._name = secrets.token_hex(4)
         self._digest_key = secrets.token_bytes(16)
         self._ids: set[str] = set()
@@ -155,7 +163,9 @@ class Run:
         ttl = self._settings.ttl
         if ttl is None or not kept:
             return
-        await _until(max(max(going.ended.values()) for going in kept) + ttl + _AFTER_TTL_SECONDS)
+        over = max(max(going.ended.values()) for going in kept) + ttl + _AFTER_TTL_SECONDS
+        self._say(f"Waiting {over - time.perf_counter():.0f} s until the TTL is over")
+        await _until(over)
         for going in kept:
             going.phase = "past_ttl"
             await self._turn(going, ONE_MORE)

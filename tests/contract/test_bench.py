@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,6 +114,7 @@ async def test_with_and_without_reuse_and_past_the_ttl(make_house: MakeHouse, tm
         assert result.summary["past_ttl"]["equal"] == result.summary["past_ttl"]["compared"] == 2
         assert max(look.tokens or 0 for look in result.retained) > 200
         assert "Answers equal with and without reuse: 9 of 9." in ran.out
+        assert re.search(r"Waiting [56] s until the TTL is over", ran.err)
         assert KEY not in ran.out + ran.err + ran.page + (tmp_path / "ab.json").read_text()
         # It leaves nothing behind, though no deadline has come.
         await eventually(lambda: nothing_retained(house))
