@@ -8,6 +8,8 @@ import math
 def seconds(value: float) -> str:
     """Like `420 ms`, `1.3 s`, `12 min`."""
     size = abs(value)
+    if size < 5e-5:
+        return "0 ms"
     if size < 0.0095:
         return f"{1000 * value:.1f} ms"
     if size < 0.9995:
