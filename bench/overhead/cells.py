@@ -16,7 +16,7 @@ import aiohttp
 from bench.failure import BenchFailure
 from bench.overhead.contenders import NO_ROUTER, Contender, Engines, Running
 from bench.overhead.load import Answer, Direct, Lane, Order, Routed, Times, check, connect, run
-from bench.overhead.place import Place, cpu_seconds, log_of, resident_bytes
+from bench.overhead.place import Place, cpu_seconds, log_of, most_resident
 from bench.overhead.prompts import Ask, asks
 from deploy.local.ports import LOOPBACK, free_port
 from deploy.local.process import Process
@@ -114,8 +114,8 @@ class Bench:
         return running
 
     def end(self, running: Running) -> int:
-        """End it. Its resident memory just before, in bytes."""
-        held = 0 if running.process is None else resident_bytes(running.process.pid)
+        """End it. The most memory that it had, in bytes."""
+        held = 0 if running.process is None else most_resident(running.process.pid)
         for process in (running.process, *running.beside):
             if process is not None:
                 self._place.end(process)

@@ -70,10 +70,10 @@ def cpu_seconds(pid: int) -> float:
     return time.clock_gettime((~pid << 3) | _CPUCLOCK_SCHED)
 
 
-def resident_bytes(pid: int) -> int:
-    """Of a process."""
+def most_resident(pid: int) -> int:
+    """The most memory that a process had, in bytes."""
     for line in Path(f"/proc/{pid}/status").read_text().splitlines():
-        if line.startswith("VmRSS:"):
+        if line.startswith("VmHWM:"):
             return 1024 * int(line.split()[1])
     raise BenchFailure(f"process {pid} is gone")
 

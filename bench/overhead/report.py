@@ -24,7 +24,7 @@ class Results:
 
     cells: defaultdict[tuple[str, Cell], list[Result]] = field(default_factory=lambda: defaultdict(list))
     memory: defaultdict[tuple[str, int], list[int]] = field(default_factory=lambda: defaultdict(list))
-    """By contender and size of body: resident bytes after its turns."""
+    """By contender and size of body: the most bytes that were resident."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Contenders that could not take part, and why."""
 
@@ -197,7 +197,7 @@ def as_json(results: Results, about: dict[str, Any]) -> dict[str, Any]:
 def notes(results: Results, load: Sequence[float]) -> list[str]:
     """What to know of the tables."""
     said = [
-        "Times in ms over no router; ratios to the better mode of vllm-router; MB resident after the turns.",
+        "Times in ms over no router; ratios to the better mode of vllm-router; MB: the most memory it had.",
         f"Load of the machine before and after: {load[0]:.1f}, {load[1]:.1f}. Above 2, read CPU and ratios only.",
     ]
     for (name, body), cost in event_costs(results).items():
