@@ -3,7 +3,8 @@
 `python -m bench.overhead` runs one router after another, each alone on one core, on the same engines and the same
 load, which share another core: turns with bodies of 1 KB, 100 KB and 1 MB, 1 to 256 clients, streams and whole
 answers, first turns and such that reuse. It goes round several times (A, B, C, A, B, C) and takes medians. Every
-answer is checked; the first of each kind in full, and by what the engines got. A wrong one ends the run.
+answer is checked; the first of each kind in full, and by what the engines got. After a wrong one a router is not
+measured on in that round, and the run has failed.
 
 No router is the same client that sends both legs itself. nginx passes requests on to decode, one leg. What is not
 installed is left out, and the report says so.
@@ -29,7 +30,7 @@ from bench.failure import BenchFailure
 from bench.overhead import contenders
 from bench.overhead.cells import Bench, Cell
 from bench.overhead.contenders import Contender
-from bench.overhead.place import Cores, Place
+from bench.overhead.place import Cores, Place, most_resident
 from bench.overhead.report import Results, as_json, notes, tables, verdicts
 from deploy.local.progress import Progress
 from proxy.server import allow_many_files
@@ -65,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.json is not None:
         about = {"load": load, "cores": os.cpu_count(), "rounds": given.rounds or 3, "seconds": given.seconds or 1.0}
         given.json.write_text(json.dumps(as_json(results, about), indent=1) + "\n", encoding="utf-8")
-    return 0
+    return 1 if results.failed else 0
 
 
 async def _run(given: argparse.Namespace, chosen: Sequence[Contender], results: Results, progress: Progress) -> None:
@@ -83,7 +84,13 @@ async def _run(given: argparse.Namespace, chosen: Sequence[Contender], results: 
             for body, number in product(given.bodies, range(given.rounds or 3)):
                 for contender in chosen:
                     progress.note(f"{body:,} bytes, round {number + 1}: {contender.name}")
-                    await _turns_of(bench, contender, _cells(given, contender, body), given.seconds or 1.0, results)
+                    cells = _cells(given, contender, body)
+                    try:
+                        await _turns_of(bench, contender, cells, given.seconds or 1.0, results)
+                    except BenchFailure as failure:
+                        # The others' numbers are as good as they were.
+                        progress.note(f"bench: {contender.name}: {failure}")
+                        results.failed.append(f"{contender.name}, {body:,} bytes: {failure}")
                     gc.collect()
     finally:
         place.close()
@@ -93,10 +100,13 @@ async def _turns_of(
     bench: Bench, contender: Contender, cells: Sequence[Cell], seconds: float, results: Results
 ) -> None:
     running = await bench.start(contender)
-    for cell in cells:
-        results.cells[contender.name, cell].append(await bench.measure(contender, running, cell, seconds))
-    if running.process is not None:
-        results.memory[contender.name, cells[0].body].append(bench.end(running))
+    try:
+        for cell in cells:
+            results.cells[contender.name, cell].append(await bench.measure(contender, running, cell, seconds))
+        if running.process is not None:
+            results.memory[contender.name, cells[0].body].append(most_resident(running.process.pid))
+    finally:
+        bench.end(running)
 
 
 def _cells(given: argparse.Namespace, contender: Contender, body: int) -> list[Cell]:

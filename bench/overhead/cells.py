@@ -16,7 +16,7 @@ import aiohttp
 from bench.failure import BenchFailure
 from bench.overhead.contenders import NO_ROUTER, Contender, Engines, Running
 from bench.overhead.load import Answer, Direct, Lane, Order, Routed, Times, check, connect, run
-from bench.overhead.place import Place, cpu_seconds, log_of, most_resident
+from bench.overhead.place import Place, cpu_seconds, log_of
 from bench.overhead.prompts import Ask, asks
 from deploy.local.ports import LOOPBACK, free_port
 from deploy.local.process import Process
@@ -110,16 +110,18 @@ class Bench:
         running = contender.start(self._place, self._engines)
         if running.process is None:
             return running
-        await self._wait(running.process, contender.name, lambda: self._answers(running.port, running.health))
+        try:
+            await self._wait(running.process, contender.name, lambda: self._answers(running.port, running.health))
+        except BenchFailure:
+            self.end(running)
+            raise
         return running
 
-    def end(self, running: Running) -> int:
-        """End it. The most memory that it had, in bytes."""
-        held = 0 if running.process is None else most_resident(running.process.pid)
+    def end(self, running: Running) -> None:
+        """End it."""
         for process in (running.process, *running.beside):
             if process is not None:
                 self._place.end(process)
-        return held
 
     async def measure(
         self, contender: Contender, running: Running, cell: Cell, seconds: float, meter: Meter | None = None

@@ -77,7 +77,8 @@ def turnback(name: str, arguments: Sequence[str], *, redis: str | None = None, u
             at = free_port()
             command = [redis, "--port", str(at), "--bind", LOOPBACK, "--save", "", "--dir", str(place.folder)]
             beside = (place.start("redis", command, place.cores.others),)
-            store = ["--store", f"redis://{LOOPBACK}:{at}/0"]
+            # On a core that is full, with many clients, an answer of the store may wait longer than is usual for it.
+            store = ["--store", f"redis://{LOOPBACK}:{at}/0", "--store-timeout", "10"]
         command = [*under, sys.executable, "-m", "proxy.cli", "serve", "--port", str(port), *store, *arguments]
         process = place.start("turnback", [*command, *_roles(engines)], place.cores.router)
         return Running(port, process, "/ready", beside)

@@ -27,6 +27,8 @@ class Results:
     """By contender and size of body: the most bytes that were resident."""
     left_out: dict[str, str] = field(default_factory=dict)
     """Contenders that could not take part, and why."""
+    failed: list[str] = field(default_factory=list)
+    """Who gave a wrong answer, or none."""
 
     @property
     def contenders(self) -> list[str]:
@@ -167,6 +169,7 @@ def as_json(results: Results, about: dict[str, Any]) -> dict[str, Any]:
         "turnback_overhead": 1,
         **about,
         "left_out": results.left_out,
+        "failed": results.failed,
         "cells": [
             {
                 "router": one.contender,
@@ -202,6 +205,7 @@ def notes(results: Results, load: Sequence[float]) -> list[str]:
     ]
     for (name, body), cost in event_costs(results).items():
         said.append(f"{name}, {body:,} bytes: {1e6 * cost:.0f} µs of CPU for each event of a paced stream")
+    said += [f"Failed: {what}" for what in results.failed]
     return said + [f"Left out: {name}: {why}" for name, why in results.left_out.items()]
 
 
