@@ -80,7 +80,7 @@ function show() {
 function stateWords() {
   const up = answer.workers.filter((worker) => worker.up).length;
   const ready = answer.draining ? "About to end" : answer.ready ? "Ready" : "Not ready";
-  const turns = `${figures.spelled(answer.running)} turns running, ${figures.spelled(answer.queued)} waiting`;
+  const turns = `${count(answer.running, "turn")} running, ${figures.spelled(answer.queued)} waiting`;
   return `${ready} · ${up} of ${answer.workers.length} workers up · ${turns} · as of ${clock(answeredAt)}`;
 }
 
@@ -125,7 +125,7 @@ function showRetained() {
   const part = (share, kind) =>
     share === null ? [text("not known", "of")] : [text(figures.percent(share), "number"), bar(share, kind)];
   fill("retained", answer.workers.filter((worker) => worker.role === "decode").map(({ worker, figures: own }) => [
-    [text(worker, "name")],
+    [text(address(worker), "name")],
     [text(figures.spelled(own.retained_entries), "number")],
     [text(figures.spelled(own.retained_tokens), "number"),
       text(own.kv_capacity_tokens === null ? "" : ` of ${figures.spelled(own.kv_capacity_tokens)}`, "of")],
@@ -139,7 +139,7 @@ function showWorkers() {
     const { good, text: words } = figures.state(worker);
     const started = worker.figures.started_at;
     return [
-      [text(worker.worker, "name")],
+      [text(address(worker.worker), "name")],
       [text(worker.role)],
       [text(words, good ? "good" : "bad")],
       [text(figures.spelled(worker.figures.in_flight), "number")],
@@ -161,7 +161,7 @@ function showNewest() {
     known(turn.ttft_seconds, figures.seconds),
     [text(figures.seconds(turn.seconds), "number")],
     [text(String(turn.status), turn.status === 200 ? "number" : "number bad")],
-    [text([turn.prefill, turn.decode].filter(Boolean).join(", ") || "–", "of name")],
+    [text([turn.prefill, turn.decode].filter(Boolean).map(address).join(", ") || "–", "of name")],
   ]));
 }
 
@@ -215,6 +215,7 @@ function time(seconds, also) {
   return element;
 }
 
+const address = (worker) => worker.replace(/^http:\/\//, "");
 const count = (number, noun) => `${figures.spelled(number)} ${noun}${number === 1 ? "" : "s"}`;
 
 function say(element, words) {
