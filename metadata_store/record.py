@@ -118,7 +118,7 @@ def decode_last_turn(data: bytes) -> LastTurn:
     return _read(data, _last_turns)
 
 
-_VERSION = 1
+_VERSION = 2
 
 _Content = TypeVar("_Content")
 

@@ -51,7 +51,7 @@ class Abandoned:
         self, call: Call, recalled: Recalled, report: Report, worker: Worker, found: Prefilled
     ) -> None:
         ids = found.ids if recalled.ids_say_all and worker.honours_ids(call.dialect.name) else None
-        body = call.dialect.one_token_leg(call.request, found.params, ids, tell_ids=True)
+        body = call.dialect.one_token_leg(call.request, found.params, ids.json if ids else None, tell_ids=True)
         leg = DecodeLeg(worker, worker.generation, found.ids, report.prefill)
         remember = partial(self._remember.after, call, recalled.key, report, leg)
         reply = await self._answer_leg.send(call, report, worker, body, remember)

@@ -6,11 +6,11 @@ the prompt's ids at the top or in the choice, the generated ids in the choice.
 """
 
 import time
-from functools import cached_property
 
 import msgspec
 
 from proxy.body import NotAnObject, dump, parse, read
+from proxy.token_ids import TokenIds
 from proxy.usual_chunk import without_ids
 from router.kv_params import Members
 
@@ -29,7 +29,7 @@ class Harvest:
 
     def __init__(self, *, client_wants_ids: bool) -> None:
         self._client_wants_ids = client_wants_ids
-        self.prompt_ids: msgspec.Raw | None = None
+        self.prompt_ids: TokenIds | None = None
         self.generated: list[int] = []
         self.params: msgspec.Raw | None = None
         self.failed = False
@@ -62,13 +62,13 @@ class Harvest:
         prompt = self.prompt_tokens
         return prompt + self.generated if prompt is not None and self._complete else None
 
-    @cached_property
+    @property
     def prompt_tokens(self) -> list[int] | None:
         """The prompt's ids, as decode told them. Not to be asked for before they have come."""
         if self.prompt_ids is None:
             return None
         try:
-            return msgspec.json.decode(self.prompt_ids, type=list[int])
+            return self.prompt_ids.numbers
         except msgspec.DecodeError:
             return None
 
@@ -128,7 +128,7 @@ class Harvest:
     def _prompt_in(self, holder: Members) -> None:
         ids = holder.get("prompt_token_ids")
         if ids is not None and ids != _NULL:
-            self.prompt_ids = ids
+            self.prompt_ids = TokenIds(ids)
         if not self._client_wants_ids:
             holder.pop("prompt_token_ids", None)
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import msgspec
 
-from proxy.body import raw
 from proxy.call import Call, Report
 from proxy.pool import Pool
 from proxy.telemetry import Metrics
+from proxy.token_ids import TokenIds
 from proxy.upstream import Answer, Failed, Refused, Upstream, forwarding
 from router.kv_params import Members, first_turn
 from router.reuse import Reuse
@@ -22,7 +22,7 @@ class Prefilled:
 
     params: Members
     """What prefill said of them, for the decode leg."""
-    ids: msgspec.Raw | None
+    ids: TokenIds | None
     """The prompt's token ids; None if they are not known."""
     prompt_tokens: int | None
 
@@ -81,7 +81,7 @@ class PrefillLeg:
         call: Call,
         report: Report,
         worker: Worker,
-        ids: list[int] | None,
+        ids: TokenIds | None,
         reuse: Reuse | None,
         patience: float,
     ) -> PrefillResult:
@@ -94,9 +94,9 @@ class PrefillLeg:
             self._metrics.retries.labels(Role.PREFILL).inc()
         report.prefill, report.prefill_request_id = worker.name, uuid.uuid4().hex
         dialect = call.dialect
-        told = raw(ids) if ids is not None and worker.honours_ids(dialect.name) else None
+        told = ids if ids is not None and worker.honours_ids(dialect.name) else None
         params = reuse.params if reuse else first_turn()
-        body = dialect.one_token_leg(call.request, params, told, tell_ids=told is None)
+        body = dialect.one_token_leg(call.request, params, told.json if told else None, tell_ids=told is None)
         began = time.perf_counter()
         with self._pool.leg(worker, _to_compute(body, ids, reuse)) as leg:
             answer = await self._upstream.post(
@@ -123,23 +123,24 @@ class PrefillLeg:
         return result
 
     def _result(
-        self, answer: _Answer, ids: list[int] | None, told: msgspec.Raw | None, reuse: Reuse | None
+        self, answer: _Answer, ids: TokenIds | None, told: TokenIds | None, reuse: Reuse | None
     ) -> Prefilled | NothingToRead | OtherTokens:
         count = answer.usage.prompt_tokens if answer.usage else -1
-        found = told or answer.ids()
-        if told is not None and ids is not None:
+        seen = answer.ids()
+        if told is not None:
             # A worker that stopped taking given ids answers the prompt without history that it was sent.
-            if count != len(ids):
+            if count != len(told.numbers):
                 return OtherTokens()
-        elif reuse is not None and (found is None or msgspec.json.decode(found) != ids):
+        elif reuse is not None and (ids is None or seen is None or not ids.are(seen)):
             return OtherTokens()
         if not answer.kv_transfer_params:
             return NothingToRead()
+        found = told or (None if seen is None else TokenIds(seen))
         return Prefilled(answer.kv_transfer_params, found, count if count >= 0 else None)
 
 
-def _to_compute(body: bytes, ids: list[int] | None, reuse: Reuse | None) -> int:
+def _to_compute(body: bytes, ids: TokenIds | None, reuse: Reuse | None) -> int:
     """Tokens that prefill has to compute; an estimate where nobody counted them."""
     if ids is None:
         return len(body) // _BYTES_PER_TOKEN
-    return len(ids) - (reuse.tokens if reuse else 0)
+    return len(ids.numbers) - (reuse.tokens if reuse else 0)

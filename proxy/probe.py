@@ -8,6 +8,7 @@ import structlog
 from proxy.body import dump, raw
 from proxy.dialects import DIALECTS, Dialect
 from proxy.harvest import Harvest
+from proxy.token_ids import TokenIds
 from proxy.upstream import Answer, Failed, Refused, RenderServer, Server, Upstream
 from router.kv_params import Members, first_turn
 
@@ -73,12 +74,12 @@ async def discover(upstream: Upstream, server: Server, render: str | None, timeo
 
 
 class _Tokenized(msgspec.Struct):
-    tokens: list[int]
+    tokens: msgspec.Raw
 
 
-def tokenized_ids(answer: bytes) -> list[int]:
+def tokenized_ids(answer: bytes) -> TokenIds:
     """The ids in an answer of ``/tokenize``. Raises ``msgspec.DecodeError``."""
-    return msgspec.json.decode(answer, type=_Tokenized).tokens
+    return TokenIds.read(msgspec.json.decode(answer, type=_Tokenized).tokens)
 
 
 class _Model(msgspec.Struct):
@@ -122,7 +123,8 @@ async def _rendered(
 ) -> list[int] | None:
     answer = _final(await upstream.post(server, dialect.render_path, dump(question), timeout))
     try:
-        return dialect.rendered_ids(answer.body) if answer is not None else None
+        found = dialect.rendered_ids(answer.body) if answer is not None else None
+        return None if found is None else found.numbers
     except msgspec.DecodeError:
         return None
 
@@ -148,7 +150,7 @@ async def _tokenized(
 ) -> list[int] | None:
     answer = _final(await upstream.post(server, "/tokenize", dump(question), timeout))
     try:
-        return tokenized_ids(answer.body) if answer is not None else None
+        return tokenized_ids(answer.body).numbers if answer is not None else None
     except msgspec.DecodeError:
         return None
 

@@ -12,6 +12,7 @@ from proxy.pool import Pool
 from proxy.probe import tokenized_ids
 from proxy.settings import Settings
 from proxy.telemetry import Metrics
+from proxy.token_ids import TokenIds
 from proxy.upstream import Answer, Failed, Refused, RenderServer, Server, Upstream, forwarding
 
 log = structlog.get_logger()
@@ -39,10 +40,10 @@ class PromptIds:
             return None
         return RenderServer(self._settings.render)
 
-    async def of(self, call: Call, report: Report) -> list[int] | None:
+    async def of(self, call: Call, report: Report) -> TokenIds | None:
         """The ids; None if nobody tells them, or not surely right, or the engine would refuse the request."""
         if (given := call.dialect.given_ids(call.request)) is not None:
-            return given
+            return TokenIds.of(given)
         began = time.perf_counter()
         try:
             return await self._asked(call.dialect, call.request)
@@ -50,7 +51,7 @@ class PromptIds:
             report.render_seconds = time.perf_counter() - began
             self._metrics.render.observe(report.render_seconds)
 
-    async def _asked(self, dialect: Dialect, request: ClientRequest) -> list[int] | None:
+    async def _asked(self, dialect: Dialect, request: ClientRequest) -> TokenIds | None:
         if self._render_server is not None and self._pool.trusts_render(dialect.name):
             answer = await self._rendered(self._render_server, dialect, request)
             if not isinstance(answer, Failed):
@@ -90,13 +91,13 @@ class PromptIds:
             forwarding(server, request.forwarded), "/tokenize", body, self._settings.render_timeout
         )
 
-    def _ids(self, dialect: Dialect, answer: Answer | Refused | Failed) -> list[int] | None:
+    def _ids(self, dialect: Dialect, answer: Answer | Refused | Failed) -> TokenIds | None:
         try:
             return dialect.rendered_ids(answer.body) if isinstance(answer, Answer) else None
         except msgspec.DecodeError:
             return None
 
-    def _tokens(self, answer: Answer | Refused) -> list[int] | None:
+    def _tokens(self, answer: Answer | Refused) -> TokenIds | None:
         try:
             return tokenized_ids(answer.body) if isinstance(answer, Answer) else None
         except msgspec.DecodeError:

@@ -13,6 +13,7 @@ from proxy.put_back import put_back
 from proxy.release import Releaser, Why
 from proxy.settings import Settings
 from proxy.telemetry import Metrics
+from proxy.token_ids import TokenIds
 from router.reuse import Conditions, NoReuse, Outcome, Reason, Reuse, decide, holder_state
 from router.workers import Role, Worker
 
@@ -31,7 +32,7 @@ class Verified:
 class Recalled:
     """What a turn knows before its first leg."""
 
-    ids: list[int] | None = None
+    ids: TokenIds | None = None
     """The prompt's token ids, if they had to be asked for."""
     verified: Verified | None = None
     key: str | None = None
@@ -140,7 +141,7 @@ class Recall:
             return nothing, record
         prefill = self._pool.choose(Role.PREFILL, preferred=record.prefill)
         conditions = Conditions(self._clock(), call.scope, self._settings.kv_recompute_threshold)
-        decision = decide(record, ids, holder, prefill, conditions)
+        decision = decide(record, ids.numbers, holder, prefill, conditions)
         report.label(decision.outcome, decision.reason)
         if isinstance(decision, NoReuse):
             diverged = decision.outcome is Outcome.DIVERGED

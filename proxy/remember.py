@@ -14,6 +14,7 @@ from proxy.release import Releaser, Why
 from proxy.room import Room
 from proxy.settings import Settings
 from proxy.telemetry import Metrics
+from proxy.token_ids import TokenIds
 from router.fingerprint import Fingerprint, fingerprint, outline, tokens_in_common
 from router.kv_params import KvParams, MalformedParams
 from router.reuse import Reason, known_tokens
@@ -29,7 +30,7 @@ class DecodeLeg:
     worker: Worker
     generation: str | None
     """The worker's, before it began: an answer of an earlier start tells of blocks that are gone."""
-    prompt_ids: msgspec.Raw | None
+    prompt_ids: TokenIds | None
     """Of the prompt whose blocks it reads; None if nobody told."""
     prefill: str
     """Name of the worker that computed them."""
@@ -165,18 +166,23 @@ class Remember:
 
         Where it was not given the ids, it made the prompt itself, and its template may say something else.
         """
-        computed = None if leg.prompt_ids is None else msgspec.json.decode(leg.prompt_ids, type=list[int])
-        if computed is not None and computed == harvest.prompt_tokens:
-            return True
-        if computed is not None and harvest.prompt_tokens is not None:
-            self._metrics.fallbacks.labels(Reason.DECODE_OTHER_TOKENS).inc()
-            log.error(
-                "prefill and decode make different prompts of the same request: their answers are not to be trusted;"
-                " give both the same model, chat template and flags",
-                prefill=leg.prefill,
-                decode=leg.worker.name,
-                request_id=call.request_id,
-            )
+        if leg.prompt_ids is None or harvest.prompt_ids is None:
+            return False
+        try:
+            if leg.prompt_ids.are(harvest.prompt_ids.json):
+                # Read once for both.
+                harvest.prompt_ids = leg.prompt_ids
+                return True
+        except msgspec.DecodeError:
+            return False
+        self._metrics.fallbacks.labels(Reason.DECODE_OTHER_TOKENS).inc()
+        log.error(
+            "prefill and decode make different prompts of the same request: their answers are not to be trusted;"
+            " give both the same model, chat template and flags",
+            prefill=leg.prefill,
+            decode=leg.worker.name,
+            request_id=call.request_id,
+        )
         return False
 
     def _missing(self, call: Call, decode: Worker, harvest: Harvest, mode: str) -> None:

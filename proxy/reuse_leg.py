@@ -11,6 +11,7 @@ from proxy.release import Releaser, Why
 from proxy.setbacks import Setbacks
 from proxy.settings import Settings
 from proxy.telemetry import Metrics
+from proxy.token_ids import TokenIds
 from proxy.upstream import Failed, Refused
 from router.reuse import Reason
 from router.ttl_watch import TtlWatch
@@ -42,7 +43,7 @@ class ReuseLeg:
         self._ttl: dict[str, TtlWatch] = {}
 
     async def send(
-        self, call: Call, report: Report, ids: list[int] | None, verified: Verified, setbacks: Setbacks
+        self, call: Call, report: Report, ids: TokenIds | None, verified: Verified, setbacks: Setbacks
     ) -> PrefillResult:
         """What came of it.
 

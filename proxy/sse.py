@@ -14,21 +14,25 @@ async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
     An event that was not ended is passed on, ended, if it is all there; half an event is dropped: its reader could
     make no sense of it, nor of what comes after it.
     """
-    rest = b""
+    rest = bytearray()
     async for part in parts:
-        rest = rest + part if rest else part
-        if b"\r" in rest:
+        # The event's end may have come in two halves. Nothing else is looked at twice: the first event of a long
+        # prompt has its ids in it, and comes in many parts.
+        looked_at = max(0, len(rest) - 3)
+        rest += part
+        if b"\r" in part or b"\r" in rest[looked_at:]:
             rest = rest.replace(b"\r\n", b"\n")
+            looked_at = 0
         begin, ended = 0, []
-        while (end := rest.find(b"\n\n", begin)) >= 0:
-            ended.append(rest[begin : end + 2])
+        while (end := rest.find(b"\n\n", max(begin, looked_at))) >= 0:
+            ended.append(bytes(rest[begin : end + 2]))
             begin = end + 2
         # Cut once for each part: a slow reader finds megabytes of events in one.
-        rest = rest[begin:]
+        del rest[:begin]
         if ended:
             yield ended
-    if rest and _is_whole(rest):
-        yield [rest.rstrip(b"\n") + b"\n\n"]
+    if rest and _is_whole(bytes(rest)):
+        yield [bytes(rest).rstrip(b"\n") + b"\n\n"]
 
 
 def data_of(event: bytes) -> bytes:

@@ -21,6 +21,7 @@ from proxy.prompt_ids import PromptIds
 from proxy.release import Releaser, Why
 from proxy.routes.api import ApiEndpoint
 from proxy.spans import TURN, TracedTurn, begin, current, fail, step, tell, tell_answer, tell_status
+from proxy.token_ids import TokenIds
 from proxy.traced_turn import TracedEndpoint
 from proxy.traces import Traces
 from proxy.upstream import Answer, Failed, Refused, Server, Upstream, forwarding
@@ -57,13 +58,13 @@ class TracedAdmission(Admission):
 class TracedPromptIds(PromptIds):
     """``render``: asking for a prompt's token ids, all whom it takes."""
 
-    async def _asked(self, dialect: Dialect, request: ClientRequest) -> list[int] | None:
+    async def _asked(self, dialect: Dialect, request: ClientRequest) -> TokenIds | None:
         with step("render", SpanKind.CLIENT) as span:
             ids = await super()._asked(dialect, request)
             if ids is None:
                 fail(span, "nobody told the token ids")
             else:
-                tell(span, prompt_tokens=len(ids))
+                tell(span, prompt_tokens=len(ids.numbers))
             return ids
 
 
@@ -75,7 +76,7 @@ class TracedPrefillLeg(PrefillLeg):
         call: Call,
         report: Report,
         worker: Worker,
-        ids: list[int] | None,
+        ids: TokenIds | None,
         reuse: Reuse | None,
         patience: float,
     ) -> PrefillResult:

@@ -162,7 +162,7 @@ class Turns:
             raise
         ids = prefilled.ids if recalled.ids_say_all and worker.honours_ids(call.dialect.name) else None
         tell_ids = call.key is not None and recalled.ids_say_all
-        body = call.dialect.decode_leg(call.request, prefilled.params, ids, tell_ids=tell_ids)
+        body = call.dialect.decode_leg(call.request, prefilled.params, ids.json if ids else None, tell_ids=tell_ids)
         leg = DecodeLeg(worker, worker.generation, prefilled.ids, report.prefill)
         remember = partial(self._remember.after, call, recalled.key, report, leg)
         reply = await self._answer_leg.send(call, report, worker, body, remember)

@@ -1,10 +1,12 @@
 """What tokens a worker holds, told without keeping the tokens.
 
-A fingerprint is a chain of keyed digests: the k-th one covers the first ``16 k`` tokens, the last one
-all of them. So an entry of 24k tokens takes 24 KB, reveals no token to whoever reads the store, and
-still tells how long a prefix it shares with any other prompt, to 16 tokens.
+A fingerprint is a chain of keyed digests, each of all tokens up to some place: after every 16 of about the last 2,048
+tokens, after every 256 before those, and after the last. So an entry of 24k tokens takes 4 KB and a quarter of a
+millisecond, reveals no token to whoever reads the store, and still tells how long a prefix it shares with any other
+prompt: to 16 tokens where histories usually part, which is at the last answer, and to 256 where somebody edited them
+further up.
 
-The step is ours and not the engine's block size: engines on CPU use blocks of 128 tokens, and a prefix
+The steps are ours and not the engine's block size: engines on CPU use blocks of 128 tokens, and a prefix
 that ends inside a block can be reused (the last block is copied whole, its tail is computed again).
 """
 
@@ -16,7 +18,13 @@ from itertools import takewhile
 import msgspec
 
 STEP = 16
-"""Tokens per digest."""
+"""Tokens from one digest to the next, near the end."""
+
+COARSE_STEP = 256
+"""Tokens from one digest to the next before that."""
+
+TAIL = 2048
+"""Tokens at the end, at least, that are divided finely."""
 
 DIGEST_BYTES = 16
 
@@ -33,7 +41,7 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 class Fingerprint(msgspec.Struct, frozen=True):
-    """Digests of ``tokens`` tokens: one per full step, and one more where the last step is not full."""
+    """Digests of ``tokens`` tokens: one for each of the places that this number has (``_places``)."""
 
     tokens: int
     chain: bytes
@@ -47,17 +55,19 @@ def fingerprint(tokens: Sequence[int], scope: Scope) -> Fingerprint:
     packed = _pack(tokens)
     running = _begin(scope)
     chain = bytearray()
-    step = STEP * _TOKEN_BYTES
-    for start in range(0, len(packed), step):
-        running.update(packed[start : start + step])
+    done = 0
+    for place in _places(len(tokens)):
+        running.update(packed[done * _TOKEN_BYTES : place * _TOKEN_BYTES])
         chain += running.copy().digest()
+        done = place
     return Fingerprint(tokens=len(tokens), chain=bytes(chain))
 
 
 def common_prefix(held: Fingerprint, tokens: Sequence[int], scope: Scope) -> int:
     """How many tokens at the start of ``tokens`` are certainly the ones held.
 
-    Either all that is held, or a multiple of ``STEP``; never more than the true common prefix.
+    Either all that is held, or a multiple of ``STEP``; never more than the true common prefix, and less by fewer than
+    ``STEP`` tokens, or ``COARSE_STEP`` before the tail of what is held.
     """
     try:
         packed = _pack(tokens[: held.tokens])
@@ -69,13 +79,12 @@ def common_prefix(held: Fingerprint, tokens: Sequence[int], scope: Scope) -> int
         # The usual case in one pass: everything held begins the prompt.
         return held.tokens
     running = _begin(scope)
-    step = STEP * _TOKEN_BYTES
     common = 0
-    for index in range(min(held.tokens, len(tokens)) // STEP):
-        running.update(packed[index * step : (index + 1) * step])
-        if running.copy().digest() != held.chain[index * DIGEST_BYTES : (index + 1) * DIGEST_BYTES]:
+    for index, place in enumerate(_places(held.tokens)):
+        running.update(packed[common * _TOKEN_BYTES : place * _TOKEN_BYTES])
+        if place > len(tokens) or running.copy().digest() != held.chain[index * DIGEST_BYTES :][:DIGEST_BYTES]:
             break
-        common += STEP
+        common = place
     return common
 
 
@@ -84,41 +93,55 @@ class Outline(msgspec.Struct, frozen=True):
 
     tokens: int
     marks: bytes
-    """The beginnings of the digests of every ``STEPS_PER_MARK``-th step, and of the last full one."""
+    """The beginnings of the digests after every ``COARSE_STEP`` tokens, and after the last full ``STEP``."""
 
-
-STEPS_PER_MARK = 16
 
 _MARK_BYTES = 8
 
 
 def outline(held: Fingerprint) -> Outline:
     """``held`` in short."""
-    return Outline(held.tokens, b"".join(_mark(held, steps) for steps in _marked(held.tokens)))
+    return Outline(held.tokens, b"".join(_mark(held, place) for place in _marked(held.tokens)))
 
 
 def tokens_in_common(earlier: Outline, later: Fingerprint) -> int:
-    """How many tokens at the start of both are the same: never too many, and at most 255 too few.
+    """How many tokens at the start of both are the same: never too many, and fewer than ``COARSE_STEP`` too few.
 
-    At most 15 too few where ``later`` begins with all that ``earlier`` has.
+    Fewer than ``STEP`` too few where ``later`` begins with all that ``earlier`` has and is not much longer.
     """
     common = 0
-    for index, steps in enumerate(_marked(earlier.tokens)):
-        mark = earlier.marks[index * _MARK_BYTES : (index + 1) * _MARK_BYTES]
-        if steps * STEP > later.tokens or mark != _mark(later, steps):
+    for index, place in enumerate(_marked(earlier.tokens)):
+        if earlier.marks[index * _MARK_BYTES : (index + 1) * _MARK_BYTES] != _mark(later, place):
             break
-        common = steps * STEP
+        common = place
     return common
 
 
+def _places(tokens: int) -> list[int]:
+    """After which tokens a fingerprint of so many has a digest."""
+    tail = _tail(tokens)
+    places = [*range(COARSE_STEP, tail + 1, COARSE_STEP), *range(tail + STEP, tokens + 1, STEP)]
+    return places if tokens % STEP == 0 else [*places, tokens]
+
+
+def _tail(tokens: int) -> int:
+    """Where the fine division begins."""
+    return max(0, tokens - TAIL) // COARSE_STEP * COARSE_STEP
+
+
 def _marked(tokens: int) -> list[int]:
-    """After which steps an outline of so many tokens has marks."""
-    full = tokens // STEP
-    return [*range(STEPS_PER_MARK, full, STEPS_PER_MARK), full] if full else []
+    """After which tokens an outline of so many has a mark."""
+    full = tokens // STEP * STEP
+    return [*range(COARSE_STEP, full, COARSE_STEP), full] if full else []
 
 
-def _mark(held: Fingerprint, steps: int) -> bytes:
-    return held.chain[(steps - 1) * DIGEST_BYTES : (steps - 1) * DIGEST_BYTES + _MARK_BYTES]
+def _mark(held: Fingerprint, place: int) -> bytes:
+    """Nothing if ``held`` has no digest there."""
+    tail = _tail(held.tokens)
+    if place > held.tokens or (place < tail and place % COARSE_STEP):
+        return b""
+    index = place // COARSE_STEP if place <= tail else tail // COARSE_STEP + (place - tail) // STEP
+    return held.chain[(index - 1) * DIGEST_BYTES : (index - 1) * DIGEST_BYTES + _MARK_BYTES]
 
 
 def _pack(tokens: Sequence[int]) -> memoryview:

@@ -8,6 +8,7 @@ from enum import Enum
 import msgspec
 
 from proxy.body import dump, raw, read
+from proxy.token_ids import TokenIds
 from router.kv_params import Members
 from router.reuse import Reason
 
@@ -150,7 +151,7 @@ class Dialect(ABC):
         """The body for ``/tokenize`` that gives this prompt; None where a full request may say more."""
 
     @abstractmethod
-    def rendered_ids(self, answer: bytes) -> list[int] | None:
+    def rendered_ids(self, answer: bytes) -> TokenIds | None:
         """The token ids in the answer of ``render_path``; None if there are none, or media."""
 
     @abstractmethod

@@ -5,18 +5,26 @@ import msgspec
 from proxy.body import dump, raw, read
 from proxy.dialects.base import NEUTRAL_MEMBERS, ClientRequest, Dialect, is_off, served_alone
 from proxy.errors import bad_request
+from proxy.token_ids import TokenIds
 from router.kv_params import Members
 from router.reuse import Reason
 
 _Part = dict[str, msgspec.Raw]
 
 
+_NOTHING = msgspec.Raw(b"null")
+
+
 class _Message(msgspec.Struct):
-    content: str | list[str | _Part] | None = None
+    content: msgspec.Raw = _NOTHING
+    """Read only where it is a list: an agent's history has megabytes of text."""
+
+
+_parts = msgspec.json.Decoder(list[str | _Part]).decode
 
 
 class _Rendered(msgspec.Struct):
-    token_ids: list[int]
+    token_ids: msgspec.Raw
     features: msgspec.Raw = msgspec.Raw(b"null")
 
 
@@ -63,10 +71,7 @@ class ChatCompletions(Dialect):
         messages = read(request.members, "messages", list[_Message])
         if messages is None:
             return Reason.MEDIA
-        for message in messages:
-            if isinstance(message.content, list) and any(not _is_text(part) for part in message.content):
-                return Reason.MEDIA
-        return None
+        return None if all(_only_text(message.content) for message in messages) else Reason.MEDIA
 
     def given_ids(self, request: ClientRequest) -> list[int] | None:
         """A chat has none."""
@@ -81,10 +86,10 @@ class ChatCompletions(Dialect):
             return None
         return dump({name: value for name, value in members.items() if name in _TOKENIZE_MEMBERS})
 
-    def rendered_ids(self, answer: bytes) -> list[int] | None:
+    def rendered_ids(self, answer: bytes) -> TokenIds | None:
         """See ``Dialect.rendered_ids``."""
         rendered = msgspec.json.decode(answer, type=_Rendered)
-        return rendered.token_ids if bytes(rendered.features) == b"null" else None
+        return TokenIds.read(rendered.token_ids) if bytes(rendered.features) == b"null" else None
 
     def with_ids(self, members: Members, ids: msgspec.Raw, params: Members) -> tuple[Members, Members]:
         """In ``kv_transfer_params``: known from vLLM 0.28 on, ignored before."""
@@ -94,6 +99,16 @@ class ChatCompletions(Dialect):
         """Only towards a worker that was seen to take the ids: another would answer the mutilated prompt."""
         kept = {name: value for name, value in members.items() if name not in _IN_THE_PROMPT}
         return kept | {"messages": _ANY_MESSAGE}
+
+
+def _only_text(content: msgspec.Raw) -> bool:
+    begin = bytes(memoryview(content)[:1])
+    if begin == b'"' or content == _NOTHING:
+        return True
+    try:
+        return begin == b"[" and all(_is_text(part) for part in _parts(content))
+    except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
+        return False
 
 
 def _is_text(part: str | _Part) -> bool:

@@ -5,12 +5,13 @@ import msgspec
 from proxy.body import dump, read
 from proxy.dialects.base import NEUTRAL_MEMBERS, ClientRequest, Dialect, is_off, served_alone
 from proxy.errors import bad_request
+from proxy.token_ids import TokenIds
 from router.kv_params import Members
 from router.reuse import Reason
 
 
 class _Rendered(msgspec.Struct):
-    token_ids: list[int]
+    token_ids: msgspec.Raw
 
 
 _CUTS_THE_PROMPT = ("truncate_prompt_tokens", "truncation_side")
@@ -58,10 +59,10 @@ class Completions(Dialect):
             return None
         return dump({name: value for name, value in members.items() if name in _TOKENIZE_MEMBERS})
 
-    def rendered_ids(self, answer: bytes) -> list[int] | None:
+    def rendered_ids(self, answer: bytes) -> TokenIds | None:
         """See ``Dialect.rendered_ids``: here a list, one item a prompt."""
         rendered = msgspec.json.decode(answer, type=list[_Rendered])
-        return rendered[0].token_ids if len(rendered) == 1 else None
+        return TokenIds.read(rendered[0].token_ids) if len(rendered) == 1 else None
 
     def with_ids(self, members: Members, ids: msgspec.Raw, params: Members) -> tuple[Members, Members]:
         """As the prompt itself, which every version takes; none looks for them in ``kv_transfer_params``."""

@@ -8,7 +8,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from router.fingerprint import DIGEST_BYTES, STEP, Scope, common_prefix, fingerprint, outline, tokens_in_common
+from router.fingerprint import (
+    COARSE_STEP,
+    DIGEST_BYTES,
+    STEP,
+    Scope,
+    common_prefix,
+    fingerprint,
+    outline,
+    tokens_in_common,
+)
 
 SCOPE = Scope(secret=b"s" * 32, model="model", cache_salt="salt")
 
@@ -82,8 +91,10 @@ def test_equal_tokens_in_another_scope_share_nothing(other: Scope, size: int) ->
     assert common_prefix(fingerprint(held, SCOPE), held, other) == 0
 
 
-@pytest.mark.parametrize(("size", "digests"), [(0, 0), (1, 1), (STEP, 1), (STEP + 1, 2), (24_000, 1500)])
-def test_size_is_one_digest_a_step(size: int, digests: int) -> None:
+@pytest.mark.parametrize(
+    ("size", "digests"), [(0, 0), (1, 1), (STEP, 1), (STEP + 1, 2), (2048, 128), (2049, 129), (24_000, 225)]
+)
+def test_size_is_one_digest_a_step_and_few_before_the_tail(size: int, digests: int) -> None:
     print_ = fingerprint(list(range(size)), SCOPE)
     assert (print_.tokens, len(print_.chain)) == (size, digests * DIGEST_BYTES)
 
@@ -123,3 +134,21 @@ def test_outline_never_tells_more_than_is_common(one: list[int], other: list[int
 @pytest.mark.parametrize(("size", "marks"), [(15, 0), (16, 1), (256, 1), (272, 2), (512, 2), (24_000, 94)])
 def test_outline_is_one_mark_in_256_tokens_and_one_at_the_end(size: int, marks: int) -> None:
     assert len(outline(fingerprint(list(range(size)), SCOPE)).marks) == 8 * marks
+
+
+@pytest.mark.parametrize("size", [2048, 2304, 5000, 24_007])
+def test_long_histories_are_told_finely_at_their_end_and_coarsely_before(size: int) -> None:
+    held = [place % 50_000 for place in range(size)]
+    print_ = fingerprint(held, SCOPE)
+    for place in (0, 255, 256, size - 2305, size - 2048, size - 2047, size - 17, size - 1):
+        if place < 0:
+            continue
+        changed = [*held[:place], 77_777, *held[place + 1 :], 1, 2]
+        step = STEP if place >= size - 2048 else COARSE_STEP
+        common = common_prefix(print_, changed, SCOPE)
+        assert place - step < common <= place
+        told = tokens_in_common(outline(print_), fingerprint(changed, SCOPE))
+        assert place - COARSE_STEP < told <= place
+    assert common_prefix(print_, [*held, 1], SCOPE) == size
+    much_longer = fingerprint([*held, *range(4000)], SCOPE)
+    assert size - COARSE_STEP < tokens_in_common(outline(print_), much_longer) <= size

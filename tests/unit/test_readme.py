@@ -21,7 +21,7 @@ from proxy.conversation import LONGEST_ID
 from proxy.settings import CONVERSATION_ID_SOURCES, Settings
 from proxy.telemetry import Metrics
 from proxy.worker_spec import WorkerSpec
-from router.fingerprint import STEP
+from router.fingerprint import COARSE_STEP, STEP, TAIL
 from router.reuse import Outcome, Reason
 
 BENCH = BenchSettings.model_config["env_prefix"]
@@ -234,4 +234,5 @@ def test_the_python_in_it_is_python(block: str) -> None:
 
 
 def test_the_digests_are_as_said() -> None:
-    assert f"one for every {STEP} tokens" in section("Promises")
+    told = f"one for every {STEP} tokens of the last {TAIL:,} and one for every {COARSE_STEP} before"
+    assert told in section("Promises")

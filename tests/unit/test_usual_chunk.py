@@ -61,7 +61,7 @@ def test_the_same_is_learned_and_shown(stream: list[bytes]) -> None:
     for chunk in stream:
         shown, expected = quick.take(chunk), slow.take(chunk)
         assert (None if shown is None else json.loads(shown)) == (None if expected is None else json.loads(expected))
-    for name in ("generated", "finished", "failed", "tokens", "params", "prompt_ids"):
+    for name in ("generated", "finished", "failed", "tokens", "params", "prompt_tokens"):
         told, expected_too = getattr(quick, name), getattr(slow, name)
         if isinstance(told, msgspec.Raw):
             told, expected_too = bytes(told), bytes(expected_too)

@@ -1,0 +1,42 @@
+"""A prompt's token ids, as numbers and as JSON."""
+
+from functools import cached_property
+
+import msgspec
+
+
+class TokenIds:
+    """Either form is made from the other when it is first asked for: a long prompt has a megabyte of them."""
+
+    def __init__(self, json: msgspec.Raw) -> None:
+        """``json``: an array. What it has in it is looked at by ``numbers``."""
+        self.json = json
+
+    @classmethod
+    def read(cls, json: msgspec.Raw) -> "TokenIds":
+        """From an array that is looked at right now. Raises ``msgspec.DecodeError`` like ``numbers``."""
+        ids = cls.of(msgspec.json.decode(json, type=list[int]))
+        ids.json = json
+        return ids
+
+    @classmethod
+    def of(cls, numbers: list[int]) -> "TokenIds":
+        """From the ids themselves."""
+        ids = cls.__new__(cls)
+        ids.numbers = numbers
+        return ids
+
+    @cached_property
+    def json(self) -> msgspec.Raw:
+        """An array, as bytes."""
+        return msgspec.Raw(msgspec.json.encode(self.numbers))
+
+    @cached_property
+    def numbers(self) -> list[int]:
+        """The ids. Raises ``msgspec.DecodeError`` if the array is not one of whole numbers."""
+        return msgspec.json.decode(self.json, type=list[int])
+
+    def are(self, json: msgspec.Raw) -> bool:
+        """Whether ``json`` tells the same ids. Raises ``msgspec.DecodeError`` like ``numbers``."""
+        # Nearly always told in the same way by the same engine: then nothing needs to be read.
+        return self.json == json or self.numbers == msgspec.json.decode(json, type=list[int])
