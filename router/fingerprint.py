@@ -101,7 +101,8 @@ _MARK_BYTES = 8
 
 def outline(held: Fingerprint) -> Outline:
     """``held`` in short."""
-    return Outline(held.tokens, b"".join(_mark(held, place) for place in _marked(held.tokens)))
+    tail = _tail(held.tokens)
+    return Outline(held.tokens, b"".join([_mark(held, tail, place) for place in _marked(held.tokens)]))
 
 
 def tokens_in_common(earlier: Outline, later: Fingerprint) -> int:
@@ -109,9 +110,9 @@ def tokens_in_common(earlier: Outline, later: Fingerprint) -> int:
 
     Fewer than ``STEP`` too few where ``later`` begins with all that ``earlier`` has and is not much longer.
     """
-    common = 0
+    common, tail = 0, _tail(later.tokens)
     for index, place in enumerate(_marked(earlier.tokens)):
-        if earlier.marks[index * _MARK_BYTES : (index + 1) * _MARK_BYTES] != _mark(later, place):
+        if earlier.marks[index * _MARK_BYTES : (index + 1) * _MARK_BYTES] != _mark(later, tail, place):
             break
         common = place
     return common
@@ -135,9 +136,8 @@ def _marked(tokens: int) -> list[int]:
     return [*range(COARSE_STEP, full, COARSE_STEP), full] if full else []
 
 
-def _mark(held: Fingerprint, place: int) -> bytes:
-    """Nothing if ``held`` has no digest there."""
-    tail = _tail(held.tokens)
+def _mark(held: Fingerprint, tail: int, place: int) -> bytes:
+    """Nothing if ``held``, whose tail begins at ``tail``, has no digest there."""
     if place > held.tokens or (place < tail and place % COARSE_STEP):
         return b""
     index = place // COARSE_STEP if place <= tail else tail // COARSE_STEP + (place - tail) // STEP
