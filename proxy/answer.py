@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-import uuid
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
@@ -51,7 +50,7 @@ class AnswerLeg:
             patience = self._settings.first_byte_timeout if streams else self._settings.turn_timeout
             if report.decode_request_id:
                 self._metrics.retries.labels(worker.role).inc()
-            report.decode_request_id = uuid.uuid4().hex
+            report.decode_request_id = report.next_leg()
             report.decode_sent = time.perf_counter()
             answer = await self._upstream.stream(
                 forwarding(worker, call.request.forwarded),
@@ -85,7 +84,7 @@ class AnswerLeg:
                     answer.allow_gaps(self._settings.gap_timeout)
                     report.first_part = time.perf_counter()
                     finish = partial(_finish, report, harvest, remember, "stream")
-                    relay = Relay(first, following, harvest, finish, self._background)
+                    relay = Relay(first, following, harvest, finish, answer.is_over, self._background)
                     closing.callback(relay.left)
                     return Reply(answer.status, answer.content_type, relay.parts(), report, closing.pop_all())
         raise AssertionError("every kind of answer returns")

@@ -1,6 +1,7 @@
 """What comes in and what goes out of a turn."""
 
 import time
+import uuid
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -31,9 +32,12 @@ class Call:
     """Whether something may be reused for it; what it leaves is then kept for the next turn."""
 
 
-@dataclass
+@dataclass(slots=True)
 class Report:
     """What is told about a turn, in its response headers, its log line and the metrics."""
+
+    legs: int = 0
+    """Legs that were sent, on all workers."""
 
     outcome: Outcome | None = None
     """None until it is known: of a request that was refused before."""
@@ -53,6 +57,7 @@ class Report:
     """By which the last prefill leg is found in the engine's own log."""
     decode: str = ""
     decode_request_id: str = ""
+    unique: str = field(default_factory=lambda: uuid.uuid4().hex)
     status: int = 0
     started: float = field(default_factory=time.perf_counter)
     first_part: float | None = None
@@ -65,6 +70,11 @@ class Report:
     render_seconds: float | None = None
     prefill_seconds: float | None = None
     """Of the last prefill leg that came to something."""
+
+    def next_leg(self) -> str:
+        """A request id for a leg: no other has the same, whatever clients send as theirs."""
+        self.legs += 1
+        return f"{self.unique}-{self.legs}"
 
     def label(self, outcome: Outcome, reason: Reason) -> None:
         """What became of reuse, from what is known now."""

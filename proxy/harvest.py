@@ -72,16 +72,20 @@ class Harvest:
         except msgspec.DecodeError:
             return None
 
+    def take_usual(self, event: bytes) -> bytes | None:
+        """``event`` of a stream without its token ids, which are learned; None if it is for ``take`` to read."""
+        if self._client_wants_ids or (usual := without_ids(event)) is None:
+            return None
+        rest, ids = usual
+        self.generated += ids
+        return rest
+
     def take(self, data: bytes) -> bytes | None:
         """``data`` (a whole answer, or one chunk) without what is private.
 
         None for a chunk that is there only because token ids were asked for. What is not JSON, or has
         nothing private, comes back as the same bytes.
         """
-        if not self._client_wants_ids and (usual := without_ids(data)) is not None:
-            rest, ids = usual
-            self.generated += ids
-            return rest
         if not any(mark in data for mark in _MARKS):
             if b'"finish_reason"' in data:
                 # A chunk with text and without ids: those that follow cannot be placed any more.

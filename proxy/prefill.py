@@ -1,7 +1,6 @@
 """The prefill leg: compute the prompt, with what may be reused, and keep its blocks for decode."""
 
 import time
-import uuid
 from dataclasses import dataclass
 
 import msgspec
@@ -92,7 +91,7 @@ class PrefillLeg:
         """
         if report.prefill:
             self._metrics.retries.labels(Role.PREFILL).inc()
-        report.prefill, report.prefill_request_id = worker.name, uuid.uuid4().hex
+        report.prefill, report.prefill_request_id = worker.name, report.next_leg()
         dialect = call.dialect
         told = ids if ids is not None and worker.honours_ids(dialect.name) else None
         params = reuse.params if reuse else first_turn()

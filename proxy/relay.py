@@ -21,6 +21,8 @@ _READ_OUT_SECONDS = 1.0
 
 def cleaned(event: bytes, harvest: Harvest) -> bytes | None:
     """``event`` without what is private; None if nothing is left of it."""
+    if (usual := harvest.take_usual(event)) is not None:
+        return usual
     data = data_of(event)
     if not data:
         return event
@@ -69,17 +71,19 @@ class Relay:
         following: AsyncIterator[Sequence[bytes]],
         harvest: Harvest,
         finish: Finish,
+        is_over: Callable[[], bool],
         background: Background,
     ) -> None:
         """``begun`` are the events that were read already, ``following`` brings the others.
 
         ``finish`` is done once, when all was learned that the stream tells, and before the client is told its end,
-        so that a client which goes on at once finds its entry.
+        so that a client which goes on at once finds its entry. ``is_over`` tells whether the worker's answer ended.
         """
         self._begun = begun
         self._following = following
         self._harvest = harvest
         self._finish = finish
+        self._is_over = is_over
         self._background = background
         self._finishing: asyncio.Task[None] | None = None
 
@@ -121,6 +125,8 @@ class Relay:
 
     async def _read_out(self) -> None:
         """To the end of the connection's answer, so that it can be used again."""
+        if self._is_over():
+            return
         with contextlib.suppress(BrokenOff, TimeoutError):
             async with asyncio.timeout(_READ_OUT_SECONDS):
                 async for _ in self._following:

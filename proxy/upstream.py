@@ -128,11 +128,15 @@ class Stream:
                 return
             yield part
 
+    def is_over(self) -> bool:
+        """Whether all was read."""
+        return self._response.content.is_eof()
+
     def close(self) -> None:
         """Give the connection back if all was read, else close it."""
         self._gap.stop()
         self._others.discard(self)
-        self._response.close() if not self._response.content.is_eof() else self._response.release()
+        self._response.close() if not self.is_over() else self._response.release()
 
     def _stall(self) -> None:
         # Whoever waits for a part is told by the connection's end.

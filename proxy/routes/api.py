@@ -3,7 +3,6 @@
 import asyncio
 import contextlib
 import time
-import uuid
 from collections.abc import AsyncIterator, Mapping
 
 import structlog
@@ -125,7 +124,7 @@ class ApiEndpoint:
         """Serve one request; the client's leaving ends it at any point."""
         report = scope[REPORT] = Report()
         headers = {name.decode("latin-1"): value.decode("latin-1") for name, value in scope["headers"]}
-        request_id = _request_id(headers)
+        request_id = headers.get("x-request-id", "")[:_LONGEST_REQUEST_ID] or report.unique
         response = Response(send, request_id, report)
         try:
             data = await _read_body(headers, receive, self._settings.max_body_bytes)
@@ -236,8 +235,3 @@ def _caller(scope: Scope, headers: Mapping[str, str]) -> str:
         return known
     client = scope.get("client")
     return client[0] if client else ""
-
-
-def _request_id(headers: Mapping[str, str]) -> str:
-    """The client's own, else a new one."""
-    return headers.get("x-request-id", "")[:_LONGEST_REQUEST_ID] or uuid.uuid4().hex

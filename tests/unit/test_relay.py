@@ -54,7 +54,7 @@ async def relayed(
     async def finish() -> None:
         remembered.append(len(got))
 
-    relay = Relay([], events(stream(parts, broken).parts()), harvest, finish, Background())
+    relay = Relay([], events(stream(parts, broken).parts()), harvest, finish, lambda: False, Background())
     async for told in relay.parts():
         # One by one, since ``finish`` looks at how many there were.
         got += each(told)
@@ -170,7 +170,7 @@ async def test_what_was_read_ahead_comes_first_and_is_cleaned_too() -> None:
     async def finish() -> None:
         return None
 
-    relay = Relay(wire[:2], events(stream(wire[2:]).parts()), harvest, finish, Background())
+    relay = Relay(wire[:2], events(stream(wire[2:]).parts()), harvest, finish, lambda: False, Background())
     got = [event async for told in relay.parts() for event in each(told)]
     assert got == (await relayed(wire))[0]
     assert harvest.tokens == [1, 2, 3, 10, 11, 12, 13, 2]

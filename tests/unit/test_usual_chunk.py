@@ -11,7 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from proxy.harvest import Harvest
+from proxy.relay import cleaned
+from proxy.sse import data_of
 from proxy.usual_chunk import without_ids
+
+
+def carried(event: bytes) -> Any:
+    assert event.endswith(b"\n\n")
+    return json.loads(data_of(event))
+
 
 texts = st.one_of(
     st.text(max_size=20),
@@ -47,20 +55,24 @@ def chunks(draw: st.DrawFn) -> bytes:
     return json.dumps({name: top[name] for name in order}, separators=None if spaced else (",", ":")).encode()
 
 
+def framed(chunk: bytes) -> bytes:
+    return b"data: " + chunk + b"\n\n"
+
+
 class Slow(Harvest):
     """The full reading alone."""
 
-    def take(self, data: bytes) -> bytes | None:
-        """See ``Harvest``: a space is all it takes."""
-        return super().take(data.replace(b'"token_ids":', b'"token_ids": '))
+    def take_usual(self, event: bytes) -> bytes | None:
+        """See ``Harvest``."""
+        return None
 
 
 @given(st.lists(chunks(), max_size=4))
 def test_the_same_is_learned_and_shown(stream: list[bytes]) -> None:
     quick, slow = Harvest(client_wants_ids=False), Slow(client_wants_ids=False)
     for chunk in stream:
-        shown, expected = quick.take(chunk), slow.take(chunk)
-        assert (None if shown is None else json.loads(shown)) == (None if expected is None else json.loads(expected))
+        shown, expected = cleaned(framed(chunk), quick), cleaned(framed(chunk), slow)
+        assert (None if shown is None else carried(shown)) == (None if expected is None else carried(expected))
     for name in ("generated", "finished", "failed", "tokens", "params", "prompt_tokens"):
         told, expected_too = getattr(quick, name), getattr(slow, name)
         if isinstance(told, msgspec.Raw):
@@ -76,7 +88,7 @@ def test_the_same_is_learned_and_shown(stream: list[bytes]) -> None:
     ],
 )
 def test_the_usual_chunks_of_engines_go_the_quick_way(chunk: bytes) -> None:
-    quick = without_ids(chunk)
+    quick = without_ids(framed(chunk))
     assert quick is not None
     assert quick[1] == [7]
     assert b"ids" not in quick[0]
@@ -88,7 +100,7 @@ def test_text_that_looks_like_a_member_stays_text() -> None:
     choice = {"delta": {"content": text}, "finish_reason": None, "token_ids": [5]}
     chunk = json.dumps({"choices": [choice]}, separators=(",", ":")).encode()
     harvest = Harvest(client_wants_ids=False)
-    shown = harvest.take(chunk)
+    shown = cleaned(framed(chunk), harvest)
     assert shown is not None
-    assert json.loads(shown)["choices"][0]["delta"]["content"] == text
+    assert carried(shown)["choices"][0]["delta"]["content"] == text
     assert harvest.generated == [5]
