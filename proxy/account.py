@@ -1,6 +1,7 @@
 """What is told about a turn when it is over: its metrics, its line in the log, its place on the page."""
 
 import time
+from functools import cache
 
 import structlog
 
@@ -16,6 +17,10 @@ class Account:
     def __init__(self, metrics: Metrics, newest: Newest) -> None:
         self._metrics = metrics
         self._newest = newest
+        # Finding a series takes longer than counting in it, and there are few.
+        self._turns, self._turn_seconds = cache(metrics.turns.labels), cache(metrics.turn_seconds.labels)
+        self._ttft, self._context_ttft = cache(metrics.ttft.labels), cache(metrics.context_ttft.labels)
+        self._tpot, self._prompt_tokens = cache(metrics.tpot.labels), cache(metrics.prompt_tokens.labels)
         # Bound once: making a logger takes as long as the line.
         self._log = structlog.get_logger().bind()
 
@@ -29,13 +34,13 @@ class Account:
         if report.outcome is not None:
             self._count(endpoint, report.outcome, report, seconds)
             if ttft is not None:
-                self._metrics.ttft.labels(endpoint, report.outcome).observe(ttft)
+                self._ttft(endpoint, report.outcome).observe(ttft)
                 if report.prompt_tokens is not None:
-                    self._metrics.context_ttft.labels(context_of(report.prompt_tokens), _reused(report)).observe(ttft)
+                    self._context_ttft(context_of(report.prompt_tokens), _reused(report)).observe(ttft)
             if decode_first is not None:
                 self._metrics.decode_first_token.observe(decode_first)
             if tpot is not None:
-                self._metrics.tpot.labels(endpoint).observe(tpot)
+                self._tpot(endpoint).observe(tpot)
             self._newest.add(told_turn(report, endpoint, ttft, seconds))
         self._log.info(
             "turn",
@@ -66,22 +71,22 @@ class Account:
 
     def _count(self, endpoint: str, outcome: Outcome, report: Report, seconds: float) -> None:
         metrics = self._metrics
-        metrics.turns.labels(endpoint, outcome, report.reason).inc()
-        metrics.turn_seconds.labels(endpoint, outcome).observe(seconds)
+        self._turns(endpoint, outcome, report.reason).inc()
+        self._turn_seconds(endpoint, outcome).observe(seconds)
         if report.pause_seconds is not None:
             metrics.pause.observe(report.pause_seconds)
         if report.output_tokens is not None:
             metrics.output_tokens.inc(report.output_tokens)
         if report.prompt_tokens is None:
             return
-        metrics.prompt_tokens.labels("reused").inc(report.reused_tokens)
+        self._prompt_tokens("reused").inc(report.reused_tokens)
         computed = report.prompt_tokens - report.reused_tokens
         if report.recomputed_tokens is None:
-            metrics.prompt_tokens.labels("unknown").inc(computed)
+            self._prompt_tokens("unknown").inc(computed)
         else:
             again = min(computed, report.recomputed_tokens)
-            metrics.prompt_tokens.labels("recomputed").inc(again)
-            metrics.prompt_tokens.labels("new").inc(computed - again)
+            self._prompt_tokens("recomputed").inc(again)
+            self._prompt_tokens("new").inc(computed - again)
 
 
 def _reused(report: Report) -> str:

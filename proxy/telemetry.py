@@ -4,6 +4,7 @@ import os
 import platform
 from bisect import bisect_left
 from collections.abc import Iterable, Sequence
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Literal
@@ -86,6 +87,8 @@ class Metrics:
             "prefill_tokens", "Tokens of those legs: computed by prefill, or copied from decode.",
             ("context", "reused", "kind"),
         )  # fmt: skip
+        # Finding a series takes longer than counting in it, and there are few.
+        self._prefill_of, self._prefill_tokens_of = cache(self._prefill.labels), cache(self._prefill_tokens.labels)
         self.decode_first_token = self._histogram(
             "decode_first_token_seconds", "Of streams: from sending the decode leg to its first token."
         )
@@ -145,9 +148,9 @@ class Metrics:
     def prefilled(self, seconds: float, prompt_tokens: int, reused: int) -> None:
         """A prefill leg, ``reused`` of whose prompt's tokens were copied from decode."""
         context, told = context_of(prompt_tokens), "yes" if reused else "no"
-        self._prefill.labels(context, told).observe(seconds)
-        self._prefill_tokens.labels(context, told, "computed").inc(prompt_tokens - reused)
-        self._prefill_tokens.labels(context, told, "copied").inc(reused)
+        self._prefill_of(context, told).observe(seconds)
+        self._prefill_tokens_of(context, told, "computed").inc(prompt_tokens - reused)
+        self._prefill_tokens_of(context, told, "copied").inc(reused)
 
     def forget_worker(self, role: str, worker: str) -> None:
         """A worker is not in the pool any more: alerts on it end."""

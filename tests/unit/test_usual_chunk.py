@@ -47,7 +47,7 @@ def chunks(draw: st.DrawFn) -> bytes:
         if told is not ...:
             choice[name] = draw(st.lists(st.integers(0, 2**31), min_size=1, max_size=3)) if told == "list" else told
     top: dict[str, Any] = {"id": draw(texts), "choices": [choice]}
-    for name in ("prompt_token_ids", "kv_transfer_params", "error"):
+    for name in ("prompt_token_ids", "kv_transfer_params"):
         if draw(st.integers(0, 4)) == 0:
             top[name] = draw(st.sampled_from([None, [1, 2], {"a": 1}]))
     order = draw(st.permutations(list(top)))
