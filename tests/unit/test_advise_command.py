@@ -159,8 +159,9 @@ def test_what_cannot_be_read_is_named_in_one_line(tmp_path: Path, capsys: pytest
         assert err.count("\n") == 1
 
 
-@pytest.mark.parametrize("url", [f"http://127.0.0.1:{free_port()}", "router:8000", "http://", "http://127.0.0.1:port"])
+@pytest.mark.parametrize("url", ["http://127.0.0.1:{free}", "router:8000", "http://", "http://127.0.0.1:port"])
 def test_a_router_that_cannot_be_reached_is_named_in_one_line(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    url = url.format(free=free_port())
     assert main(["--url", url]) == 2
     _, err = capsys.readouterr()
     assert url in err
