@@ -326,7 +326,7 @@ def _entry_key(key: str) -> str:
     "value",
     [
         *(b"", b"nonsense", b"\xff" * 40, encode(record(9.0))),
-        *(b"LIFE ", b"LIFE " + encode(record(9.0))[:-3], b"LIFE \x92\x02" + encode(record(9.0))[2:]),
+        *(b"LIFE ", b"LIFE " + encode(record(9.0))[:-3], b"LIFE \x92\x01" + encode(record(9.0))[2:]),
     ],
     ids=["empty", "text", "bytes", "of no life", "only a life", "cut off", "other version"],
 )
