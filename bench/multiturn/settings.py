@@ -92,9 +92,7 @@ class BenchSettings(BaseSettings):
     )
     poll: float = Field(default=1.0, gt=0, description="seconds between two looks at what the router holds")
     require_equal: bool = Field(default=False, description="exit with 1 if answers with and without reuse differ")
-    output: Path = Field(
-        default=Path("turnback-bench"), description="where results go: this name with .json and with .html"
-    )
+    output: Path = Field(default=Path("turnback-bench"), description="where results go: NAME.json and NAME.html")
 
     @field_validator("contexts", mode="before")
     @classmethod
@@ -116,11 +114,23 @@ class BenchSettings(BaseSettings):
     @classmethod
     def _server(cls, url: str) -> str:
         parts = urlsplit(url)
+        # First, since what follows quotes the URL.
+        if "@" in url:
+            raise ValueError("a credential goes into api_key, not into the URL")
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
             raise ValueError(f"{url!r} is not like http://HOST:PORT")
-        if parts.username or parts.password:
-            raise ValueError("a credential goes into api_key, not into the URL")
         return url.rstrip("/").removesuffix("/v1")
+
+    @field_validator("output")
+    @classmethod
+    def _two_files(cls, output: Path) -> Path:
+        """Without the ending of either file. That it cannot be written is said before the run, as far as is known."""
+        named = output.with_suffix("") if output.suffix in (".json", ".html") else output
+        if named.name in ("", ".."):
+            raise ValueError(f"{output} names no file")
+        if not named.parent.is_dir():
+            raise ValueError(f"there is no folder {named.parent}")
+        return named
 
     @field_validator("turns", "system_tokens", "tool_tokens", "answer_tokens", "pause")
     @classmethod

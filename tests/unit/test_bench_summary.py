@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -262,6 +263,8 @@ def test_what_a_router_says_of_itself() -> None:
         (["--pause", "often"], "pause: 'often' is none of"),
         (["--url", "localhost:8000"], "url: .*is not like"),
         (["--url", "http://a:b@h:1"], "url: .*api_key"),
+        (["--output", "no-such-folder/x"], "output: there is no folder no-such-folder"),
+        (["--output", "."], "output: . names no file"),
         (["--contexts", "0"], "contexts: lengths"),
         (["--contexts", "many"], r"contexts.*integer"),
         (["--workload", "sessions", "--file", "x", "--contexts", "1000"], "contexts: only for"),
@@ -273,6 +276,20 @@ def test_what_a_router_says_of_itself() -> None:
 def test_wrong_settings_name_the_setting(arguments: list[str], said: str) -> None:
     with pytest.raises(WrongSettings, match=said):
         load(arguments)
+
+
+@pytest.mark.parametrize("url", ["http://user:hush@h:1", "user:hush@h:1", "http://user:hush@h:1/?x"])
+def test_a_credential_in_the_url_is_not_repeated(url: str) -> None:
+    with pytest.raises(WrongSettings) as raised:
+        load(["--url", url])
+    assert "hush" not in str(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("told", "name"), [("x", "x"), ("x.json", "x"), ("x.html", "x"), ("x.json.json", "x.json"), ("run.1", "run.1")]
+)
+def test_results_may_be_named_with_an_ending(told: str, name: str) -> None:
+    assert load(["--output", told]).output == Path(name)
 
 
 def test_settings_from_the_environment_and_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
