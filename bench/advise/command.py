@@ -77,16 +77,20 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _positive(text: str) -> float:
-    value = float(text)
-    if not 0 < value < float("inf"):
-        raise ValueError
-    return value
+    return _within(text, sys.float_info.max, "a number above 0")
 
 
 def _share(text: str) -> float:
-    value = _positive(text)
-    if value > 1:
-        raise ValueError
+    return _within(text, 1.0, "a share above 0, up to 1")
+
+
+def _within(text: str, most: float, wanted: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
+    if not 0 < value <= most:
+        raise argparse.ArgumentTypeError(f"{text!r} is not {wanted}")
     return value
 
 

@@ -11,8 +11,6 @@ from bench.advise.spread import Spread
 LEAVES_ENTRY = ("hit", "partial", "first", "diverged", "expired", "stale", "failed", "off")
 """Outcomes of turns after which decode holds something for the next one; where reuse is off: would hold it."""
 
-REUSED = ("hit", "partial")
-
 
 def leaves_entry(outcome: str | None, reason: str | None) -> bool:
     """Whether decode holds something for the next turn after one that ended so."""

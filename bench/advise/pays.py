@@ -10,7 +10,8 @@ from typing import Literal
 
 import numpy as np
 
-from bench.advise.evidence import REUSED, Evidence, Pair
+from bench.advise.evidence import Evidence, Pair
+from bench.result import REUSED
 from proxy.telemetry import CONTEXTS
 
 Verdict = Literal["yes", "no", "cannot tell"]

@@ -184,4 +184,4 @@ def test_numbers_that_make_no_sense_are_a_usage_error(wrong: str, capsys: pytest
     with pytest.raises(SystemExit) as ended:
         main(["file", f"--turns-per-second={wrong}"])
     assert ended.value.code == 2
-    assert "--turns-per-second" in capsys.readouterr().err
+    assert f"--turns-per-second: '{wrong}' is not a number above 0" in capsys.readouterr().err
