@@ -4,9 +4,13 @@
 #   docker run -p 8000:8000 turnback serve --prefill PREFILL_URL --decode DECODE_URL
 #
 # Every setting is also a variable (README): docker run -e TURNBACK_PREFILL=… -e TURNBACK_DECODE=… turnback
+#
+# `turnback bench` and `turnback advise` run anywhere that reaches the router, and what they need is three times the
+# size of the router. To have it in the image all the same: docker build --build-arg EXTRAS=bench,traces -t turnback .
 
 FROM python:3.11-slim AS build
 
+ARG EXTRAS=traces
 # More arguments for pip, such as another index.
 ARG TURNBACK_PIP_ARGS=""
 
@@ -19,7 +23,7 @@ COPY metadata_store ./metadata_store
 COPY bench ./bench
 # The constraints name the development tools too; only what the project asks for is installed.
 RUN python -m pip --python /opt/turnback/bin/python install --no-cache-dir --disable-pip-version-check \
-    -c constraints.txt ${TURNBACK_PIP_ARGS} ".[bench,traces]"
+    -c constraints.txt ${TURNBACK_PIP_ARGS} ".[${EXTRAS}]"
 
 
 FROM python:3.11-slim

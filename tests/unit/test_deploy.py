@@ -91,6 +91,31 @@ def test_all_packages_are_copied() -> None:
     assert there == set(packages)
 
 
+def test_all_files_beside_the_modules_are_installed() -> None:
+    setuptools = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    folders = {package: PROJECT / package.replace(".", "/") for package in setuptools["packages"]}
+    installed = {
+        path
+        for package, patterns in setuptools["package-data"].items()
+        for pattern in patterns
+        for path in folders[package].glob(pattern)
+    }
+    there = {
+        path
+        for folder in folders.values()
+        for path in folder.rglob("*")
+        if path.is_file() and path.suffix not in (".py", ".pyc")
+    }
+    assert there == installed
+
+
+def test_the_image_has_extras_that_there_are() -> None:
+    extras = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    default = next(line for line in dockerfile() if line.startswith("ARG EXTRAS=")).partition("=")[2]
+    assert set(default.split(",")) <= set(extras)
+    assert any('".[${EXTRAS}]"' in line for line in dockerfile())
+
+
 def test_the_image_starts_what_the_project_installs() -> None:
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     entry = next(line for line in dockerfile() if line.startswith("ENTRYPOINT "))
