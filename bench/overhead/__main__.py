@@ -20,12 +20,12 @@ import shutil
 import sys
 from collections.abc import Sequence
 from itertools import product
-from pathlib import Path
 
 import aiohttp
 import uvloop
 from rich.console import Console
 
+from bench.arguments import file_to_write
 from bench.failure import BenchFailure
 from bench.overhead import contenders
 from bench.overhead.cells import Bench, Cell
@@ -171,7 +171,7 @@ def _parser() -> argparse.ArgumentParser:
         "--example-proxy", action="append", default=[], metavar="PATH",
         help="a proxy in Python, with the options of vLLM's, or followed by its own with {port} {prefill} {decode}",
     )  # fmt: skip
-    parser.add_argument("--json", type=Path, metavar="FILE", help="everything, also as JSON")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="everything, also as JSON")
     return parser
 
 

@@ -21,11 +21,11 @@ import os
 import sys
 from collections.abc import Sequence
 from contextlib import ExitStack
-from pathlib import Path
 
 import aiohttp
 from rich.console import Console
 
+from bench.arguments import file_to_write
 from bench.failure import BenchFailure
 from bench.second_turn.arms import Arm, Bare, Routed
 from bench.second_turn.bare import BareClient
@@ -165,7 +165,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--contexts", type=_tokens, nargs="+", default=list(CONTEXTS), metavar="TOKENS")
     parser.add_argument("--repeat", type=_count, default=5, metavar="N", help="conversations; default: %(default)s")
     parser.add_argument("--dtype", default="float32", help="of the model; default: %(default)s")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write every sample there")
+    parser.add_argument("--json", type=file_to_write, metavar="FILE", help="write every sample there")
     parser.add_argument(
         "--assert-ratio",
         type=float,
