@@ -87,7 +87,7 @@ class Settings(BaseSettings):
     admin_key: SecretStr | None = Field(
         default=None,
         min_length=1,
-        description="key for GET, POST and DELETE of /admin/workers, which do not exist without one",
+        description="key for /admin/workers and for the header X-Turnback-Reuse; without one nobody can use them",
     )
 
     reuse: bool = Field(default=True, description="hand prefill what decode retained")
