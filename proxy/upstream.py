@@ -119,6 +119,8 @@ class Stream:
             try:
                 part = await content.readany()
             except aiohttp.ClientError as error:
+                # Of a closed response it is one and the same object for all: it would keep the frames of each of them.
+                error.__traceback__ = None
                 if self._stalled:
                     raise BrokenOff(f"the worker sent nothing for {gap.seconds:g} s") from error
                 raise BrokenOff(f"the worker's connection broke: {type(error).__name__}") from error
