@@ -3,7 +3,6 @@
 import time
 from dataclasses import dataclass
 
-import msgspec
 import structlog
 
 from metadata_store import LastTurn, Put, Record
@@ -168,13 +167,10 @@ class Remember:
         """
         if leg.prompt_ids is None or harvest.prompt_ids is None:
             return False
-        try:
-            if leg.prompt_ids.are(harvest.prompt_ids.json):
-                # Read once for both.
-                harvest.prompt_ids = leg.prompt_ids
-                return True
-        except msgspec.DecodeError:
-            return False
+        if leg.prompt_ids.are(harvest.prompt_ids.json):
+            # Read once for both.
+            harvest.prompt_ids = leg.prompt_ids
+            return True
         self._metrics.fallbacks.labels(Reason.DECODE_OTHER_TOKENS).inc()
         log.error(
             "prefill and decode make different prompts of the same request: their answers are not to be trusted;"

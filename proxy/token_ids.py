@@ -37,6 +37,11 @@ class TokenIds:
         return msgspec.json.decode(self.json, type=list[int])
 
     def are(self, json: msgspec.Raw) -> bool:
-        """Whether ``json`` tells the same ids. Raises ``msgspec.DecodeError`` like ``numbers``."""
+        """Whether ``json`` tells the same ids; what is no array of whole numbers does not."""
         # Nearly always told in the same way by the same engine: then nothing needs to be read.
-        return self.json == json or self.numbers == msgspec.json.decode(json, type=list[int])
+        if self.json == json:
+            return True
+        try:
+            return self.numbers == msgspec.json.decode(json, type=list[int])
+        except msgspec.DecodeError:
+            return False
