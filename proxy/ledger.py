@@ -18,6 +18,8 @@ class Ledger:
         """By worker and generation: every turn asks, and there may be thousands of entries."""
         self._due: list[tuple[float, str]] = []
         """Heap of deadlines, those of entries that are gone among them."""
+        self._looks: list[set[str]] = []
+        """Of each look under way: what was stored or is gone since it began."""
 
     def stored(self, key: str, holding: Holding) -> None:
         """An entry was put."""
@@ -29,6 +31,8 @@ class Ledger:
 
     def gone(self, key: str) -> None:
         """An entry was taken or discarded."""
+        for touched in self._looks:
+            touched.add(key)
         holding = self._entries.pop(key, None)
         if holding is not None:
             self._by_worker[holding.worker].pop(key, None)
@@ -59,16 +63,20 @@ class Ledger:
 
     async def look(self, found: AsyncIterator[tuple[str, Holding]]) -> None:
         """Take over what a scan of the store finds. If the store fails, what was known stays."""
-        begun = self._clock()
+        touched: set[str] = set()
+        self._looks.append(touched)
         try:
             seen = {key: holding async for key, holding in found}
         except StoreError:
             return
-        # What was stored meanwhile may have been missed.
-        newer = {key: holding for key, holding in self._entries.items() if holding.stored_at >= begun}
+        finally:
+            self._looks = [other for other in self._looks if other is not touched]
+        # Of what this process stored or took meanwhile the scan may have seen an earlier state.
+        known = {key: self._entries.get(key) for key in touched}
         self._entries = {}
         self._by_worker.clear()
         self._blocks.clear()
         self._due.clear()
-        for key, holding in (seen | newer).items():
-            self.stored(key, holding)
+        for key, holding in (seen | known).items():
+            if holding is not None:
+                self.stored(key, holding)
