@@ -52,6 +52,7 @@ def create_app(settings: Settings, clock: Clock | None = None, drain: Drain | No
     clock = clock or (_steady() if settings.store == MEMORY else time.time)
     key = settings.worker_api_key
     metrics = Metrics()
+    metrics.tell_settings(settings)
     traces = open_traces(settings)
     upstream = traces.upstream(settings.connect_timeout, key.get_secret_value() if key else None)
     pool = Pool(settings, upstream, metrics)

@@ -12,6 +12,8 @@ from typing import Literal
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Metric, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
 
+from proxy.settings import Settings
+
 _SECONDS = (
     0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.4, 0.6, 1.0, 1.5, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
     300.0, 600.0,
@@ -121,6 +123,19 @@ class Metrics:
             "retained_share", "Share of a worker's KV cache that is retained, from 0 to 1.", ("worker",), "livemax"
         )
 
+        # --- settings by which others are read
+        self.kv_blocks_ttl = self._gauge(
+            "decoder_kv_blocks_ttl_seconds", "The setting decoder_kv_blocks_ttl: pauses above it bridge nothing.", (),
+            "max",
+        )  # fmt: skip
+        self.recompute_threshold = self._gauge(
+            "kv_recompute_threshold_tokens", "The setting kv_recompute_threshold: fewer tokens are not copied.", (),
+            "max",
+        )  # fmt: skip
+        self.retained_share_bound = self._gauge(
+            "retained_share_bound", "The setting retained_share: above it the oldest entries are given up.", (), "max"
+        )
+
         # --- workers
         of_worker = ("role", "worker")
         self.worker_up = self._gauge("worker_up", "1 for a worker that answers its health probe.", of_worker, "livemin")
@@ -144,6 +159,12 @@ class Metrics:
         )
         self.build = self._gauge("build_info", "1; the labels say what runs.", ("version", "python"), "max")
         self.build.labels(version("turnback"), platform.python_version()).set(1)
+
+    def tell_settings(self, settings: Settings) -> None:
+        """Those by which others are read. They stay for as long as the router runs."""
+        self.kv_blocks_ttl.set(settings.decoder_kv_blocks_ttl)
+        self.recompute_threshold.set(settings.kv_recompute_threshold)
+        self.retained_share_bound.set(settings.retained_share)
 
     def prefilled(self, seconds: float, prompt_tokens: int, reused: int) -> None:
         """A prefill leg, ``reused`` of whose prompt's tokens were copied from decode."""

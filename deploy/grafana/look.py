@@ -20,14 +20,6 @@ OUTCOMES = {
     "off": "#c8c8c8",
 }
 FATES = {"reused": "green", "recomputed": "orange", "new": "blue", "unknown": "#8e8e8e"}
-TTL_LINE: Json = {
-    "matcher": {"id": "byName", "options": "TTL"},
-    "properties": [
-        {"id": "color", "value": {"mode": "fixed", "fixedColor": "red"}},
-        {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 8]}},
-        {"id": "custom.fillOpacity", "value": 0},
-    ],
-}
 STACKED = {"stacking": {"mode": "normal", "group": "A"}, "fillOpacity": 60, "lineWidth": 0}
 BARS = {"drawStyle": "bars", "fillOpacity": 60, "lineWidth": 0}
 LOG = {"scaleDistribution": {"type": "log", "log": 10}, "axisSoftMin": None}
@@ -42,6 +34,15 @@ def coloured(colours: Mapping[str, str]) -> list[Json]:
         ]}
         for name, colour in colours.items()
     ]  # fmt: skip
+
+
+def bound(name: str) -> Json:
+    """Override by which a series is seen to be a setting: dashed and red."""
+    return {"matcher": {"id": "byName", "options": name}, "properties": [
+        {"id": "color", "value": {"mode": "fixed", "fixedColor": "red"}},
+        {"id": "custom.lineStyle", "value": {"fill": "dash", "dash": [8, 8]}},
+        {"id": "custom.fillOpacity", "value": 0},
+    ]}  # fmt: skip
 
 
 def stat(title: str, description: str, unit: str, expr: str, bad_from: float | None = None, width: int = 4) -> Panel:

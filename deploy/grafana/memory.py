@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from deploy.grafana.board import Panel, Query, Row
-from deploy.grafana.look import FULL, counted
-from deploy.grafana.promql import picked, share
+from deploy.grafana.look import FULL, bound, counted
+from deploy.grafana.promql import largest, share, smallest
 
 # Every router, and each of its processes, tells what all of them retain: the largest, not the sum.
-_ENTRIES = f"max by (worker) ({picked('turnback_retained_entries')})"
-_TOKENS = f"max by (worker) ({picked('turnback_retained_tokens')})"
-_SHARE = f"max by (worker) ({picked('turnback_retained_share')})"
-_USAGE = f"max by (role, worker) ({picked('turnback_worker_kv_usage')})"
-_CAPACITY = f"max by (role, worker) ({picked('turnback_worker_kv_capacity_tokens')})"
+_ENTRIES = largest("turnback_retained_entries", "worker")
+_TOKENS = largest("turnback_retained_tokens", "worker")
+_SHARE = largest("turnback_retained_share", "worker")
+_USAGE = largest("turnback_worker_kv_usage", "role, worker")
+_CAPACITY = largest("turnback_worker_kv_capacity_tokens", "role, worker")
 
 ROW = Row(
     "Memory held",
@@ -32,11 +32,12 @@ ROW = Row(
         ),
         Panel(
             "Share of the KV cache retained",
-            "The setting retained_share (0.5) bounds it. A line that lies at the bound means that the oldest "
-            "conversations are being given up.",
+            "The setting retained_share bounds it: the dashed line, the smallest that a router has. A line that lies "
+            "at the bound means that the oldest conversations are being given up.",
             "percentunit",
-            (Query(_SHARE, "{{worker}}"),),
+            (Query(_SHARE, "{{worker}}"), Query(smallest("turnback_retained_share_bound"), "bound")),
             defaults=FULL,
+            overrides=[bound("bound")],
         ),
         Panel(
             "KV cache in use",

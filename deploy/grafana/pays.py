@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from deploy.grafana.board import Panel, Query, Row
-from deploy.grafana.look import FATES, FULL, LOG, OUTCOMES, STACKED, TTL_LINE, by_context, coloured, stat
-from deploy.grafana.promql import CURVE, TTL, WHOLE, increase, mean, quantile, rate, saved, share, shares
+from deploy.grafana.look import FATES, FULL, LOG, OUTCOMES, STACKED, bound, by_context, coloured, stat
+from deploy.grafana.promql import CURVE, WHOLE, increase, largest, mean, quantile, rate, saved, share, shares, smallest
 
 _TURNS = "turnback_turns_total"
 _TOKENS = "turnback_prompt_tokens_total"
@@ -17,8 +17,15 @@ _PLAIN, _REUSING = 'reused="no"', 'reused="yes"'
 _TTFT = "turnback_context_ttft_seconds"
 _LEG = "turnback_prefill_seconds"
 _PAUSE = "turnback_pause_seconds"
+_TTL = Query(largest("turnback_decoder_kv_blocks_ttl_seconds"), "TTL")
 # Bounds of the histogram's buckets, so that the shares are exact.
 _TTLS = (10, 30, 60, 120, 240, 480, 900, 1800)
+_SET = {"instance": "Router", "Value #A": "TTL, s", "Value #B": "threshold, tokens", "Value #C": "retained share"}
+_ORGANIZED = {
+    "excludeByName": {"Time": True},
+    "renameByName": _SET,
+    "indexByName": {name: at for at, name in enumerate(_SET)},
+}
 
 
 def _ttft(of: float, where: str) -> str:
@@ -179,17 +186,17 @@ ROW = Row(
         Panel(
             "Pause between turns",
             "From the end of an answer to the conversation's next request, up to an hour. Turns above the TTL (the "
-            "choice at the top; set it to decoder_kv_blocks_ttl) come too late. If even the P95 is far below, a "
-            "shorter TTL would free decode's memory sooner.",
+            "setting decoder_kv_blocks_ttl; dashed) come too late. If even the P95 is far below, a shorter TTL would "
+            "free decode's memory sooner.",
             "s",
             (
                 Query(quantile(0.5, _PAUSE), "P50"),
                 Query(quantile(0.9, _PAUSE), "P90"),
                 Query(quantile(0.95, _PAUSE), "P95"),
-                TTL,
+                _TTL,
             ),
             custom=LOG,
-            overrides=[TTL_LINE],
+            overrides=[bound("TTL")],
         ),
         Panel(
             "Pauses that a TTL would bridge",
@@ -217,10 +224,24 @@ ROW = Row(
                 Query(quantile(0.5, "turnback_reuse_age_seconds"), "P50"),
                 Query(quantile(0.95, "turnback_reuse_age_seconds"), "P95"),
                 Query(quantile(0.99, "turnback_reuse_age_seconds"), "P99"),
-                TTL,
+                _TTL,
             ),
             custom=LOG,
-            overrides=[TTL_LINE],
+            overrides=[bound("TTL")],
+        ),
+        Panel(
+            "What the routers are set to",
+            "The settings by which these panels are read: decoder_kv_blocks_ttl, kv_recompute_threshold and "
+            "retained_share. All routers should have the same; decode the same TTL, and prefill the same threshold.",
+            "none",
+            (
+                Query(largest("turnback_decoder_kv_blocks_ttl_seconds", "instance"), at_once=True),
+                Query(largest("turnback_kv_recompute_threshold_tokens", "instance"), at_once=True),
+                Query(smallest("turnback_retained_share_bound", "instance"), at_once=True),
+            ),
+            kind="table",
+            width=16,
+            transformations=[{"id": "merge", "options": {}}, {"id": "organize", "options": _ORGANIZED}],
         ),
     ),
 )

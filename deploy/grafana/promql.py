@@ -6,7 +6,6 @@ from deploy.grafana.board import Query
 
 CURVE = "$__rate_interval"
 WHOLE = "$__range"
-TTL = Query("vector($ttl)", "TTL")
 
 _PICKED = 'job=~"$job",instance=~"$instance"'
 
@@ -14,6 +13,16 @@ _PICKED = 'job=~"$job",instance=~"$instance"'
 def picked(metric: str, where: str = "") -> str:
     """The series of a metric at the routers that were picked."""
     return f"{metric}{{{_PICKED}{',' if where else ''}{where}}}"
+
+
+def largest(metric: str, by: str = "") -> str:
+    """Of a gauge that each router tells for itself, or for all of them."""
+    return f"max{_by(by)}({picked(metric)})"
+
+
+def smallest(metric: str, by: str = "") -> str:
+    """The same, of a bound: who has the smallest keeps the others below it, too."""
+    return f"min{_by(by)}({picked(metric)})"
 
 
 def rate(metric: str, by: str = "", where: str = "", window: str = CURVE) -> str:

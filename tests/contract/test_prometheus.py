@@ -22,7 +22,7 @@ from tests.redis_server import RedisServer
 FOLDER = PROJECT / "deploy/prometheus"
 RECORDING, ALERTS = FOLDER / "recording.yml", FOLDER / "alerts.yml"
 DASHBOARD = PROJECT / "deploy/grafana/turnback.json"
-VARIABLES = {"$job": ".*", "$instance": ".*", "$ttl": "480", "$__rate_interval": "10s", "$__range": "1m"}
+VARIABLES = {"$job": ".*", "$instance": ".*", "$__rate_interval": "10s", "$__range": "1m"}
 ZERO = " or vector(0)"
 WITHIN = 240.0
 """Seconds in which all that is to be seen must have been seen at least once."""
