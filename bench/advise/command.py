@@ -16,6 +16,7 @@ import msgspec
 from rich.console import Console
 
 from bench.advise.advice import advise
+from bench.advise.current import current_of
 from bench.advise.evidence import Current, Evidence
 from bench.advise.from_bench import from_bench
 from bench.advise.from_metrics import Scrape, from_metrics
@@ -60,14 +61,15 @@ def _parser() -> argparse.ArgumentParser:
     defaults = Current()
     parser.add_argument(
         "--decoder-kv-blocks-ttl", type=_positive, metavar="SECONDS",
-        help=f"what is set now (what the bench was told, else {defaults.ttl:.0f})",
+        help=f"what is set now (what the routers tell, or the bench was told; else {defaults.ttl:.0f})",
     )  # fmt: skip
     parser.add_argument(
-        "--kv-recompute-threshold", type=int, metavar="TOKENS", help=f"what is set now ({defaults.threshold})"
-    )
+        "--kv-recompute-threshold", type=int, metavar="TOKENS",
+        help=f"what is set now (what the routers tell, else {defaults.threshold})",
+    )  # fmt: skip
     parser.add_argument(
         "--retained-share", type=_share, metavar="SHARE",
-        help=f"share of decode's KV cache that may be held ({defaults.retained_share})",
+        help=f"share of decode's KV cache that may be held (what the routers tell, else {defaults.retained_share})",
     )  # fmt: skip
     parser.add_argument(
         "--turns-per-second", type=_positive, metavar="N", help="to reckon memory with, instead of what was seen"
@@ -97,25 +99,23 @@ def _within(text: str, most: float, wanted: str) -> float:
 def _read(options: argparse.Namespace) -> tuple[Evidence, Current]:
     if bool(options.file) == bool(options.url):
         raise BenchFailure("name either a file or --url")
-    ttl = None
     if options.url:
         evidence = from_metrics([_fetched(url) for url in options.url], f"what {' and '.join(options.url)} saw so far")
     elif options.file == "-":
         evidence = from_metrics([Scrape("standard input", sys.stdin.read())], "the metrics on standard input")
     elif _is_json(Path(options.file)):
         result = load(Path(options.file))
-        ttl = result.ttl_seconds
         evidence = from_bench(result, f"{options.file}, a bench of {result.created}")
     else:
         evidence = from_metrics([Scrape(options.file, _text(Path(options.file)))], f"the metrics in {options.file}")
     if options.turns_per_second is not None:
         evidence = replace(evidence, turns_per_second=options.turns_per_second)
-    told = {
-        "ttl": options.decoder_kv_blocks_ttl or ttl,
-        "threshold": options.kv_recompute_threshold,
-        "retained_share": options.retained_share,
-    }
-    return evidence, Current(**{name: value for name, value in told.items() if value is not None})
+    return evidence, current_of(
+        evidence,
+        ttl=options.decoder_kv_blocks_ttl,
+        threshold=options.kv_recompute_threshold,
+        retained_share=options.retained_share,
+    )
 
 
 def _is_json(path: Path) -> bool:

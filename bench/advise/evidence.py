@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -77,6 +77,18 @@ class Held:
 
 
 @dataclass(frozen=True)
+class Told:
+    """What is set, as those tell who measured: the different values of each setting, in order. Empty: not told."""
+
+    ttl: tuple[float, ...] = ()
+    threshold: tuple[int, ...] = ()
+    retained_share: tuple[float, ...] = ()
+
+
+Origin = Literal["option", "metrics", "bench", "default"]
+
+
+@dataclass(frozen=True)
 class Current:
     """What is set now, as far as it was told; else the defaults."""
 
@@ -85,6 +97,8 @@ class Current:
     retained_share: float = 0.5
     margin: float = 10.0
     """An entry is not used any more so many seconds before the TTL is over."""
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    """By the names above: who told it. A default that nobody told may be missing."""
 
 
 @dataclass(frozen=True)
@@ -111,6 +125,8 @@ class Evidence:
     renders: int = 0
     render_seconds: float = 0.0
     """The mean of one. It is part of the TTFT of turns that reuse."""
+
+    told: Told = field(default_factory=Told)
 
     recomputed_share: float | None = None
     """Of all prompt tokens: those that an earlier turn had computed, and that were computed again."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 
-from bench.advise.evidence import Evidence, Held, OutcomeCount, Pair, Point, leaves_entry
+from bench.advise.evidence import Evidence, Held, OutcomeCount, Pair, Point, Told, leaves_entry
 from bench.advise.spread import Spread
 from bench.result import Result, Retained, TurnResult
 from proxy.telemetry import context_of
@@ -30,6 +30,7 @@ def from_bench(result: Result, source: str) -> Evidence:
         tokens_per_entry=sum(lengths) / len(lengths) if lengths else None,
         capacity_tokens=sum(result.kv_capacity_tokens.values()) if result.kv_capacity_tokens else None,
         held=_most_held(result.retained),
+        told=Told(ttl=() if result.ttl_seconds is None else (result.ttl_seconds,)),
         points=tuple(_points(turns)),
         points_are="first tokens",
         pairs=tuple(_pairs(turns)) if {"off", "on"} <= set(result.arms) else (),

@@ -10,7 +10,7 @@ from prometheus_client import Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.samples import Sample
 
-from bench.advise.evidence import Cell, Evidence, Held, OutcomeCount, Point, leaves_entry
+from bench.advise.evidence import Cell, Evidence, Held, OutcomeCount, Point, Told, leaves_entry
 from bench.advise.spread import Spread
 from bench.failure import BenchFailure
 from proxy.telemetry import CONTEXTS
@@ -56,6 +56,7 @@ def from_metrics(scrapes: Sequence[Scrape], source: str) -> Evidence:
         cells=tuple(_cells(every)),
         renders=round(renders),
         render_seconds=every.total("turnback_render_seconds_sum") / renders if renders else 0.0,
+        told=_told(every),
         recomputed_share=recomputed / prompts if prompts else None,
     )
 
@@ -82,6 +83,10 @@ class _Samples:
 
     def total(self, name: str, **labels: str) -> float:
         return sum(sample.value for sample in self.of(name, **labels))
+
+    def values(self, name: str) -> list[float]:
+        """The different ones, in order."""
+        return sorted({sample.value for sample in self.of(name)})
 
     def totals(self, name: str, *by: str) -> dict[tuple[str, ...], float]:
         """Sums by the values of the labels ``by``."""
@@ -127,6 +132,15 @@ def _held(every: _Samples) -> Held | None:
         entries=sum(every.most("turnback_retained_entries").values()),
         tokens=sum(tokens.values()),
         share=max(shares.values(), default=None),
+    )
+
+
+def _told(every: _Samples) -> Told:
+    """Nothing by routers that are older than these metrics."""
+    return Told(
+        ttl=tuple(every.values("turnback_decoder_kv_blocks_ttl_seconds")),
+        threshold=tuple(round(value) for value in every.values("turnback_kv_recompute_threshold_tokens")),
+        retained_share=tuple(every.values("turnback_retained_share_bound")),
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import textwrap
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from rich import box
 from rich.console import Console, RenderableType
@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from bench.advise.advice import Advice
-from bench.advise.evidence import Current, Evidence
+from bench.advise.evidence import Current, Evidence, Origin
 from bench.advise.pays import PaysAdvice
 from bench.advise.threshold import ThresholdAdvice
 from bench.advise.ttl import FEW, Choice, TtlAdvice
@@ -23,6 +23,18 @@ SHOWN = (15, 30, 60, 120, 240, 480, 900, 1800, 3600)
 """TTLs that the table shows, besides those that matter."""
 
 _WIDEST = 100
+
+_SETTINGS = {
+    "ttl": "decoder_kv_blocks_ttl",
+    "threshold": "kv_recompute_threshold",
+    "retained_share": "retained_share",
+}
+_ORIGINS: dict[Origin, str] = {
+    "option": "as the options say",
+    "metrics": "as the metrics say",
+    "bench": "as the bench was told",
+    "default": "the default, since nothing says what it is",
+}
 
 _INSTEAD = {
     "none": "Clients do not name their conversations; see Conversation ids in the README.",
@@ -38,11 +50,34 @@ _INSTEAD = {
 def show(advice: Advice, evidence: Evidence, console: Console) -> None:
     """Print it all."""
     console.print(f"From {advice.source}.")
+    for line in _set_now(advice.current, evidence):
+        console.print(line)
     _section(console, "Does reuse pay here?", _pays(advice.pays, evidence))
     if advice.pays.verdict == "no":
         console.print("\nThe rest is for those who leave it on all the same.")
     _section(console, "decoder_kv_blocks_ttl", _ttl(advice.ttl, advice.current, evidence))
     _section(console, "kv_recompute_threshold", _threshold(advice.threshold, advice.current, evidence))
+
+
+def _set_now(current: Current, evidence: Evidence) -> Iterator[str]:
+    """What the advice takes for set, by who says so; and where routers do not agree."""
+    parts = []
+    for origin, words in _ORIGINS.items():
+        names = [name for name in _SETTINGS if current.origins.get(name, "default") == origin]
+        if names:
+            parts.append(f"{_listed([f'{_SETTINGS[name]} {getattr(current, name):g}' for name in names])}, {words}")
+    yield f"Set now: {'; '.join(parts)}."
+    for name in _SETTINGS:
+        values = getattr(evidence.told, name)
+        if len(values) > 1 and current.origins.get(name) == "metrics":
+            yield (
+                f"The routers do not agree on {_SETTINGS[name]}: {_listed([f'{value:g}' for value in values])}."
+                " It should be the same on all."
+            )
+
+
+def _listed(words: Sequence[str]) -> str:
+    return " and ".join([", ".join(words[:-1]), words[-1]] if len(words) > 1 else words)
 
 
 def _section(console: Console, title: str, content: Iterable[RenderableType]) -> None:

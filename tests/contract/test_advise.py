@@ -17,7 +17,10 @@ CONVERSATIONS = 20
 
 
 async def test_a_running_router_tells_what_to_set(make_house: MakeHouse, capsys: pytest.CaptureFixture[str]) -> None:
-    async with make_house(engines={"kv_recompute_threshold": 16}) as house:
+    async with make_house(
+        engines={"kv_recompute_threshold": 16, "decoder_kv_blocks_ttl": 300.0}, decoder_kv_blocks_ttl=300,
+        retained_share=0.3,
+    ) as house:  # fmt: skip
         histories = []
         for number in range(CONVERSATIONS):
             asked = [user(f"{number}. {OPENING}")]
@@ -34,6 +37,13 @@ async def test_a_running_router_tells_what_to_set(make_house: MakeHouse, capsys:
         advice = json.loads(capsys.readouterr().out)
         # 40 s lie between the bounds 30 and 60 of the histogram, and the margin of 10 s has to be allowed for.
         assert advice["ttl"]["returns"] == CONVERSATIONS
+        assert advice["current"] == {
+            "ttl": 300,
+            "threshold": 16,
+            "retained_share": 0.3,
+            "margin": 10,
+            "origins": {"ttl": "metrics", "threshold": "metrics", "retained_share": "metrics"},
+        }
         assert advice["ttl"]["recommended"] == 90
         assert advice["ttl"]["now"]["kept"] == 1
         assert advice["ttl"]["now"]["tokens"] > 0

@@ -17,7 +17,7 @@ from bench.result import save
 from proxy.cli import main as turnback
 from tests.redis_server import free_port
 from tests.unit.advise_cases import result, seconds_of, turn
-from tests.unit.test_advise_metrics import router
+from tests.unit.test_advise_metrics import router, set_to
 
 
 @pytest.fixture
@@ -87,6 +87,18 @@ def test_what_is_set_now_can_be_told(good: Path, capsys: pytest.CaptureFixture[s
     main([str(good), "--decoder-kv-blocks-ttl", "120", "--kv-recompute-threshold", "400"])
     assert "Leave it at 120." in (text := said(capsys))
     assert "Leave it at 400." in text
+    assert (
+        "Set now: decoder_kv_blocks_ttl 120 and kv_recompute_threshold 400, as the options say; retained_share 0.5,"
+        " the default, since nothing says what it is."
+    ) in text
+
+
+def test_a_bench_tells_the_ttl_it_was_told(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main([str(good)])
+    assert (
+        "Set now: decoder_kv_blocks_ttl 480, as the bench was told; kv_recompute_threshold 64 and retained_share 0.5,"
+        " the default"
+    ) in said(capsys)
 
 
 def test_memory_that_is_short_makes_the_ttl_short(good: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -106,6 +118,50 @@ def test_saved_metrics(tmp_path: Path, capsys: pytest.CaptureFixture[str], monke
     monkeypatch.setattr("sys.stdin", io.StringIO(router()))
     assert main(["-"]) == 0
     assert "From the metrics on standard input." in said(capsys)
+
+
+def test_what_is_set_is_told_by_the_metrics_unless_an_option_does(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "metrics.txt"
+    path.write_text(router(returns=50) + set_to(90, 128, 0.3))
+    main([str(path)])
+    text = said(capsys)
+    assert (
+        "Set now: decoder_kv_blocks_ttl 90, kv_recompute_threshold 128 and retained_share 0.3, as the metrics say."
+    ) in text
+    main([str(path), "--json", "--decoder-kv-blocks-ttl", "240", "--kv-recompute-threshold", "0"])
+    advice = json.loads(capsys.readouterr().out)
+    assert advice["current"] == {
+        "ttl": 240,
+        "threshold": 0,
+        "retained_share": 0.3,
+        "margin": 10,
+        "origins": {"ttl": "option", "threshold": "option", "retained_share": "metrics"},
+    }
+    assert (advice["ttl"]["now"]["ttl"], advice["ttl"]["bound"]) == (240, 0.3)
+
+
+def test_routers_that_do_not_agree_are_told_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "metrics.txt"
+    path.write_text(router() + set_to(90, 64, 0.3) + set_to(480, 64, 0.5))
+    main([str(path)])
+    text = said(capsys)
+    assert "Set now: decoder_kv_blocks_ttl 480, kv_recompute_threshold 64 and retained_share 0.3, as the" in text
+    assert "The routers do not agree on decoder_kv_blocks_ttl: 90 and 480. It should be the same on all." in text
+    assert "do not agree on retained_share: 0.3 and 0.5." in text
+    assert "do not agree on kv_recompute_threshold" not in text
+    main([str(path), "--decoder-kv-blocks-ttl", "480"])
+    assert "do not agree on decoder_kv_blocks_ttl" not in said(capsys)
+
+
+def test_an_older_router_leaves_the_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "metrics.txt"
+    path.write_text(router())
+    main([str(path)])
+    assert (
+        "Set now: decoder_kv_blocks_ttl 480, kv_recompute_threshold 64 and retained_share 0.5, the default, since"
+    ) in said(capsys)
 
 
 def test_memory_without_a_rate_says_from_what_it_is_reckoned(

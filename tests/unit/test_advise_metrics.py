@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from bench.advise.evidence import OutcomeCount
+from bench.advise.evidence import OutcomeCount, Told
 from bench.advise.from_metrics import Scrape, from_metrics
 from bench.failure import BenchFailure
 
@@ -71,6 +71,23 @@ def test_all_that_a_router_tells() -> None:
     assert cells == {("2k-4k", True, 2): pytest.approx(0.3), ("2k-4k", False, 1): pytest.approx(0.8)}
     points = {(point.computed, point.copied, point.count): point.seconds for point in seen.points}
     assert points == {(400, 2800, 2): pytest.approx(0.3), (600, 0, 1): pytest.approx(0.05)}
+
+
+def set_to(ttl: float, threshold: int, share: float) -> str:
+    """What a router tells of its settings."""
+    return (
+        f"turnback_decoder_kv_blocks_ttl_seconds {ttl}\n"
+        f"turnback_kv_recompute_threshold_tokens {float(threshold)}\n"
+        f"turnback_retained_share_bound {share}\n"
+    )
+
+
+def test_settings_are_told_each_value_once() -> None:
+    routers = [Scrape("r", router() + set_to(*told)) for told in ((480, 64, 0.5), (240, 64, 0.4), (480, 64, 0.5))]
+    assert from_metrics(routers, "r").told == Told((240, 480), (64,), (0.4, 0.5))
+    older = Scrape("old", router())
+    assert from_metrics([older, routers[0]], "r").told == Told((480,), (64,), (0.5,))
+    assert from_metrics([older], "r").told == Told()
 
 
 def test_turns_a_second_are_known_where_the_first_turns_time_is() -> None:
