@@ -17,7 +17,8 @@ from proxy.relay import Relay, names_role_only
 from proxy.settings import Settings
 from proxy.sse import data_of, events
 from proxy.telemetry import Metrics
-from proxy.upstream import Answer, BrokenOff, Failed, Refused, Stream, Upstream, forwarding
+from proxy.upstream import Answer, Failed, Refused, Upstream, forwarding
+from proxy.worker_stream import BrokenOff, Stream
 from router.workers import Worker
 
 AfterAnswer = Callable[[Harvest, str], Coroutine[object, None, None]]

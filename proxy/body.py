@@ -14,6 +14,10 @@ _Value = TypeVar("_Value")
 _decode = msgspec.json.Decoder(Members).decode
 
 
+NULL = msgspec.Raw(b"null")
+"""What a member is whose value is not there."""
+
+
 class NotAnObject(ValueError):
     """The bytes are not a JSON object; the message says what they are."""
 

@@ -9,7 +9,7 @@ import time
 
 import msgspec
 
-from proxy.body import NotAnObject, dump, parse, read
+from proxy.body import NULL, NotAnObject, dump, parse, read
 from proxy.token_ids import TokenIds
 from proxy.usual_chunk import without_ids
 from router.kv_params import Members
@@ -19,7 +19,6 @@ _choices = msgspec.json.Decoder(list[Members]).decode
 _ENDS_RETAINED = frozenset({"stop", "length", "tool_calls", "function_call"})
 """Finish reasons of an engine's stop or length, as the APIs show them; after any other it frees at once."""
 
-_NULL = msgspec.Raw(b"null")
 _NO_CHOICES = msgspec.Raw(b"[]")
 _EMPTY_DELTA = msgspec.Raw(b"{}")
 
@@ -95,9 +94,9 @@ class Harvest:
             members = parse(data)
         except NotAnObject:
             return data
-        if members.get("error", _NULL) != _NULL:
+        if members.get("error", NULL) != NULL:
             self.failed = True
-        if (params := members.pop("kv_transfer_params", None)) is not None and params != _NULL:
+        if (params := members.pop("kv_transfer_params", None)) is not None and params != NULL:
             self.params = params
             self._told_at = time.monotonic() - self.held_up
         self._prompt_in(members)
@@ -110,8 +109,8 @@ class Harvest:
 
     def _take_choices(self, members: Members) -> list[Members] | None:
         """The choices as the client may see them; None if there are none to look at."""
-        raw = members.get("choices", _NULL)
-        if raw in (_NO_CHOICES, _NULL):
+        raw = members.get("choices", NULL)
+        if raw in (_NO_CHOICES, NULL):
             return None
         try:
             choices = _choices(raw)
@@ -131,7 +130,7 @@ class Harvest:
 
     def _prompt_in(self, holder: Members) -> None:
         ids = holder.get("prompt_token_ids")
-        if ids is not None and ids != _NULL:
+        if ids is not None and ids != NULL:
             self.prompt_ids = TokenIds(ids)
         if not self._client_wants_ids:
             holder.pop("prompt_token_ids", None)
@@ -154,6 +153,6 @@ def _only_ids(choice: Members) -> bool:
     """Whether the engine sent this choice for its token ids alone: it says nothing else."""
     return (
         choice.get("delta") == _EMPTY_DELTA
-        and choice.get("logprobs", _NULL) == _NULL
-        and choice.get("finish_reason", _NULL) == _NULL
+        and choice.get("logprobs", NULL) == NULL
+        and choice.get("finish_reason", NULL) == NULL
     )

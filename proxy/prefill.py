@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from proxy.body import NULL
 from proxy.call import Call, Report
 from proxy.pool import Pool
 from proxy.telemetry import Metrics
@@ -43,23 +44,20 @@ class _Usage(msgspec.Struct):
     prompt_tokens: int = -1
 
 
-_NULL = msgspec.Raw(b"null")
-
-
 class _Choice(msgspec.Struct):
-    prompt_token_ids: msgspec.Raw = _NULL
+    prompt_token_ids: msgspec.Raw = NULL
 
 
 class _Answer(msgspec.Struct):
     kv_transfer_params: Members | None = None
-    prompt_token_ids: msgspec.Raw = _NULL
+    prompt_token_ids: msgspec.Raw = NULL
     choices: list[_Choice] = []
     usage: _Usage | None = None
 
     def ids(self) -> msgspec.Raw | None:
         """Of the prompt: at the top in chat, in the choice in text completions."""
         for told in (self.prompt_token_ids, *(choice.prompt_token_ids for choice in self.choices)):
-            if told != _NULL:
+            if told != NULL:
                 return told
         return None
 

@@ -12,7 +12,7 @@ from proxy.body import NotAnObject, parse, read
 from proxy.errors import broken_off
 from proxy.harvest import Harvest
 from proxy.sse import data_of, is_end, with_data
-from proxy.upstream import BrokenOff
+from proxy.worker_stream import BrokenOff
 
 Finish = Callable[[], Coroutine[object, None, None]]
 

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from proxy.body import dump, raw, read
+from proxy.body import NULL, dump, raw, read
 from proxy.dialects.base import NEUTRAL_MEMBERS, ClientRequest, Dialect, is_off, served_alone
 from proxy.errors import bad_request
 from proxy.token_ids import TokenIds
@@ -12,11 +12,8 @@ from router.reuse import Reason
 _Part = dict[str, msgspec.Raw]
 
 
-_NOTHING = msgspec.Raw(b"null")
-
-
 class _Message(msgspec.Struct):
-    content: msgspec.Raw = _NOTHING
+    content: msgspec.Raw = NULL
     """Read only where it is a list: an agent's history has megabytes of text."""
 
 
@@ -25,7 +22,7 @@ _parts = msgspec.json.Decoder(list[str | _Part]).decode
 
 class _Rendered(msgspec.Struct):
     token_ids: msgspec.Raw
-    features: msgspec.Raw = msgspec.Raw(b"null")
+    features: msgspec.Raw = NULL
 
 
 _TEXT_MEMBERS = frozenset(
@@ -103,7 +100,7 @@ class ChatCompletions(Dialect):
 
 def _only_text(content: msgspec.Raw) -> bool:
     begin = bytes(memoryview(content)[:1])
-    if begin == b'"' or content == _NOTHING:
+    if begin == b'"' or content == NULL:
         return True
     try:
         return begin == b"[" and all(_is_text(part) for part in _parts(content))

@@ -15,7 +15,7 @@ from proxy.background import Background
 from proxy.harvest import Harvest
 from proxy.relay import Relay
 from proxy.sse import events
-from proxy.upstream import BrokenOff, Stream
+from proxy.worker_stream import BrokenOff, Stream
 from tests.unit.test_harvest import CHAT_STREAM, PARAMS, TEXT_STREAM, chat_chunk, without
 
 DONE = b"data: [DONE]\n\n"
