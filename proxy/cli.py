@@ -10,7 +10,8 @@ from importlib.metadata import version
 from multiprocessing.context import SpawnProcess
 
 from proxy.server import serve_alone, serve_as_child, uvicorn_config
-from proxy.settings import Settings, WrongSettings, load
+from proxy.settings import Settings
+from proxy.settings_load import WrongSettings, load
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

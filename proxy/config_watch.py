@@ -9,7 +9,8 @@ from watchfiles import awatch
 from proxy.background import end
 from proxy.departures import Departures
 from proxy.pool import LastWorker, Pool
-from proxy.settings import Settings, WrongSettings
+from proxy.settings import Settings
+from proxy.settings_load import WrongSettings, load
 from router.workers import Role
 
 log = structlog.get_logger()
@@ -81,7 +82,7 @@ class ConfigWatch:
             return
         self._content = content
         try:
-            found = await asyncio.to_thread(self._last.again)
+            found = await asyncio.to_thread(load, self._last.arguments)
         except WrongSettings as error:
             log.error("the config file is wrong: all stays as it was", detail=str(error))
             return

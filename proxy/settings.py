@@ -1,22 +1,18 @@
 """Every setting, once: command line > environment (``TURNBACK_*``) > YAML file > default."""
 
-import argparse
 import os
 import secrets
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
-from pydantic import Field, PrivateAttr, SecretStr, ValidationError, field_validator, model_validator
+from pydantic import Field, PrivateAttr, SecretStr, field_validator, model_validator
 from pydantic_settings import (
     BaseSettings,
-    CliApp,
     CliVariadicArg,
     NoDecode,
     PydanticBaseSettingsSource,
     SettingsConfigDict,
-    SettingsError,
 )
 
 from metadata_store import MEMORY, open_store
@@ -35,10 +31,6 @@ CONVERSATION_ID_SOURCES = (
     "body:prompt_cache_key",
     "header:x-session-id",
 )
-
-
-class WrongSettings(Exception):
-    """Settings that cannot be used; the message is one line and names the setting."""
 
 
 class Settings(BaseSettings):
@@ -257,9 +249,15 @@ class Settings(BaseSettings):
             return secrets.token_bytes(32)
         return derive_secret(self.store)
 
-    def again(self) -> "Settings":
-        """What ``load`` gives now that the file may have changed, other things equal. Raises ``WrongSettings``."""
-        return load(self._arguments)
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """The command line that they were read from; empty if from none."""
+        return self._arguments
+
+    def read_from(self, arguments: Sequence[str]) -> "Settings":
+        """These settings, known to be read from this command line."""
+        self._arguments = tuple(arguments)
+        return self
 
     def beyond_the_file(self, name: str) -> bool:
         """Whether the command line or a variable sets ``name``, so that what the file says of it does not count."""
@@ -278,57 +276,3 @@ class Settings(BaseSettings):
     ) -> tuple[PydanticBaseSettingsSource, ...]:
         """Values given to the constructor come last: ``load`` gives the YAML file's."""
         return env_settings, init_settings
-
-
-def load(arguments: Sequence[str]) -> Settings:
-    """The settings that ``arguments`` (of ``turnback serve``), environment and YAML file give.
-
-    Raises ``WrongSettings``; ends the process for ``--help`` and unknown options, as argparse does.
-    """
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    finder.add_argument("--config", type=Path)
-    path = finder.parse_known_args(arguments)[0].config or os.environ.get("TURNBACK_CONFIG")
-    values = {} if path is None else _yaml(Path(path))
-    try:
-        settings = CliApp.run(Settings, cli_args=_joined(arguments), **values)
-        settings._arguments = tuple(arguments)
-        return settings
-    except ValidationError as error:
-        raise WrongSettings("; ".join(dict.fromkeys(_one_line(found) for found in error.errors()))) from error
-    except SettingsError as error:
-        raise WrongSettings(" ".join(str(error).split())) from error
-
-
-def _joined(arguments: Sequence[str]) -> list[str]:
-    """``arguments`` with each list option once: ``--prefill A --prefill B`` means both, as ``--prefill A B`` does."""
-    finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
-    for name in ("prefill", "decode", "conversation_id_sources"):
-        finder.add_argument(f"--{name.replace('_', '-')}", dest=name, action="extend", nargs="*")
-    lists, others = finder.parse_known_args(arguments)
-    for name, values in vars(lists).items():
-        if values is not None:
-            others += [f"--{name.replace('_', '-')}", *values]
-    return others
-
-
-def _yaml(path: Path) -> dict[str, Any]:
-    try:
-        content = yaml.safe_load(path.read_text())
-    except OSError as error:
-        raise WrongSettings(f"config: cannot read {path}: {error.strerror}") from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise WrongSettings(f"config: {path} is not YAML: {' '.join(str(error).split())}") from error
-    if content is None:
-        return {}
-    if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
-        raise WrongSettings(f"config: {path} must hold settings by name (prefill: …)")
-    for key in content:
-        if key not in Settings.model_fields or key == "config":
-            raise WrongSettings(f"{key}: no such setting (in {path})")
-    return content
-
-
-def _one_line(found: Any) -> str:
-    message = found["msg"].removeprefix("Value error, ")
-    place = ".".join(str(part) for part in found["loc"])
-    return f"{place}: {message}" if place else message

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from proxy.settings import load
+from proxy.settings_load import load
 from tests.contract.answers import CHAT, OPENING, chat, user
 from tests.running import Running, eventually, running
 from tests.simulator import Cluster, SimEngine

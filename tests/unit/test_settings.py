@@ -11,7 +11,8 @@ import pytest
 import yaml
 
 from metadata_store.keys import derive_secret
-from proxy.settings import CONVERSATION_ID_SOURCES, Settings, WrongSettings, load
+from proxy.settings import CONVERSATION_ID_SOURCES, Settings
+from proxy.settings_load import WrongSettings, load
 from proxy.worker_spec import WorkerSpec
 
 WORKERS = ["--prefill", "http://p:1", "--decode", "http://d:1"]
@@ -390,13 +391,13 @@ def test_secret_that_is_set_makes_the_key(monkeypatch: pytest.MonkeyPatch) -> No
 def test_again_gives_what_the_file_says_now(yaml_file: Any) -> None:
     file = yaml_file({"prefill": "http://p:1", "decode": "http://d:1", "port": 1})
     settings = pickle.loads(pickle.dumps(load(["--config", file, "--host", "::"])))
-    assert settings.again() == settings
+    assert load(settings.arguments) == settings
     Path(file).write_text("prefill: [http://p:2]\ndecode: [http://d:1]\nhost: 0.0.0.0\n")
-    again = settings.again()
+    again = load(settings.arguments)
     assert (again.prefill, again.port, again.host) == (named("http://p:2"), 8000, "::")
     Path(file).unlink()
     with pytest.raises(WrongSettings, match=r"^config: cannot read"):
-        settings.again()
+        load(settings.arguments)
 
 
 @pytest.mark.parametrize("arguments", [["--decode", "http://d:1"], ["--decode=http://d:1"]])
