@@ -209,7 +209,9 @@ async def stopped(server: RedisServer) -> None:
     """Returns when this process has seen that its connections are closed."""
     reader, writer = await asyncio.open_connection("127.0.0.1", server.port)
     server.stop()
-    assert await reader.read() == b""
+    # A server that is killed may reset what it had open rather than close it.
+    with contextlib.suppress(ConnectionError):
+        assert await reader.read() == b""
     writer.close()
 
 
