@@ -135,10 +135,14 @@ class Upstream:
             if not limit.expired():
                 limit.reschedule(asyncio.get_running_loop().time())
 
-    def break_streams(self, to: Server) -> None:
-        """Whoever reads a stream of ``to`` is told that it broke off: what sent it is gone."""
+    def break_streams(self, to: Server, begun_before: float) -> None:
+        """Whoever reads a stream of ``to`` that began before a moment of the loop's clock is told that it broke off.
+
+        What sent it is gone; but what began later may be of whatever came in its place.
+        """
         for stream in list(self._streams.get(to.url, ())):
-            stream.close()
+            if stream.begun < begun_before:
+                stream.close()
 
     async def __aenter__(self) -> "Upstream":
         self._session = aiohttp.ClientSession(

@@ -36,6 +36,8 @@ class Watch:
         self._clock = clock
         self._watching: asyncio.Task[None] | None = None
         self._discovering: asyncio.Task[None] | None = None
+        self._last_seen = 0.0
+        """When it was last asked which start of it this is, and told, by the loop's clock."""
 
     def start(self) -> None:
         """Begin to watch."""
@@ -57,6 +59,7 @@ class Watch:
 
     async def _look(self) -> None:
         timeout = self._settings.probe_timeout
+        asked = asyncio.get_running_loop().time()
         legs = [worker.in_flight for worker in self._workers]
         health, metrics = await asyncio.gather(
             self._upstream.get(self._server, "/health", timeout),
@@ -67,6 +70,7 @@ class Watch:
             shown = Exposition(metrics.body.decode(errors="replace"))
             for worker, ours in zip(self._workers, legs, strict=True):
                 self._read(worker, shown.of(worker.rank), ours)
+            self._last_seen = asked
         self._judge(health)
         if self._server.up and self._server.capabilities is not None and not self._server.discovered:
             self._discover()
@@ -77,7 +81,7 @@ class Watch:
             if worker.capabilities is not None:
                 log.warning("worker restarted: what it held is gone", worker=worker.name, role=worker.role)
                 self._upstream.stop_waiting(worker)
-                self._upstream.break_streams(worker)
+                self._upstream.break_streams(worker, self._last_seen)
                 # What the earlier start failed is not held against this one.
                 worker.breaker.succeeded()
             worker.capabilities = Capabilities(seen.generation)

@@ -1,5 +1,6 @@
 """A worker's answer that comes in parts, as it is read."""
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import aiohttp
@@ -16,6 +17,7 @@ class Stream:
 
     def __init__(self, response: aiohttp.ClientResponse, gap_timeout: float, others: set["Stream"]) -> None:
         """``gap_timeout``: seconds. ``others`` are all open streams of the worker, this one among them until closed."""
+        self.begun = asyncio.get_running_loop().time()
         self.status = response.status
         self.content_type = response.headers.get("Content-Type", "")
         self._response = response

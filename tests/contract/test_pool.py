@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
@@ -15,7 +16,7 @@ from proxy.pool import LastWorker, Pool
 from proxy.settings import Settings
 from proxy.worker_spec import WorkerSpec
 from router.workers import Role
-from tests.contract.answers import CHAT, OPENING, chat, message_of, user
+from tests.contract.answers import CHAT, DONE, OPENING, chat, message_of, user
 from tests.contract.conftest import Json, Said
 from tests.running import Running, eventually, running
 from tests.simulator import Cluster, Recorded, SimEngine
@@ -237,6 +238,35 @@ async def test_death_during_discovery_is_noticed_at_once(make_fleet: MakeFleet) 
         decode.faults.clear()
         await decode.heal()
         await fleet.shows(decode, up=True, probed=True)
+
+
+async def test_stream_begun_on_the_new_start_of_a_worker_is_not_broken_when_the_restart_is_noticed(
+    make_fleet: MakeFleet,
+) -> None:
+    async with make_fleet(decode=1, prefill=1, probe_interval=0.02) as fleet:
+        (decode,) = fleet.decode
+        before = (await fleet.state(decode))["generation"]
+        decode.fail_next(status=500, times=100_000, when=lambda request: request.path == "/metrics")
+        await decode.restart()
+        seen = len(decode.probes)
+        await eventually(lambda: len(decode.probes) > seen + 10)
+        gate = decode.pause_stream = asyncio.Event()
+        request = fleet.proxy.client.build_request("POST", CHAT, json=chat([user(OPENING)], stream=True))
+        opening = asyncio.create_task(fleet.proxy.client.send(request, stream=True))
+
+        async def begun() -> bool:
+            gate.set()
+            return opening.done()
+
+        async def noticed() -> bool:
+            return bool((await fleet.state(decode))["generation"] != before)
+
+        await eventually(begun)
+        decode.faults.clear()
+        await eventually(noticed)
+        decode.pause_stream = None
+        gate.set()
+        assert (await (await opening).aread()).decode().endswith(DONE)
 
 
 async def test_a_restart_is_a_new_generation(make_fleet: MakeFleet) -> None:
