@@ -126,22 +126,25 @@ class Upstream:
         self._session: aiohttp.ClientSession | None = None
         self._urls: dict[str, URL] = {}
         """Parsed, by their text: there are few, and every leg needs one."""
-        self._waits: dict[str, set[asyncio.Timeout]] = {}
+        self._waits: dict[str, set[_Wait]] = {}
         self._streams: dict[str, set[Stream]] = {}
 
     def stop_waiting(self, to: Server) -> None:
         """Whoever waits for ``to`` to begin to answer gets a failure now: it is not there any more."""
-        for limit in self._waits.get(to.url, ()):
-            if not limit.expired():
-                limit.reschedule(asyncio.get_running_loop().time())
+        for wait in self._waits.get(to.url, ()):
+            wait.stop()
 
-    def break_streams(self, to: Server, begun_before: float) -> None:
-        """Whoever reads a stream of ``to`` that began before a moment of the loop's clock is told that it broke off.
+    def give_up_earlier(self, to: Server, moment: float) -> None:
+        """Whoever began before ``moment``, of the loop's clock, to wait for ``to`` or to read a stream of it, is told
+        that it broke off: what was asked then is gone.
 
-        What sent it is gone; but what began later may be of whatever came in its place.
+        What was asked later may be under way on whatever came in its place.
         """
+        for wait in self._waits.get(to.url, ()):
+            if wait.begun < moment:
+                wait.stop()
         for stream in list(self._streams.get(to.url, ())):
-            if stream.begun < begun_before:
+            if stream.begun < moment:
                 stream.close()
 
     async def __aenter__(self) -> "Upstream":
@@ -204,7 +207,7 @@ class Upstream:
             return _unreachable(error, timeout)
 
     def _within(self, to: Server, seconds: float) -> "_Wait":
-        """Bounds a wait for ``to`` in time, and lets ``stop_waiting`` end it."""
+        """Bounds a wait for ``to`` in time, and lets ``stop_waiting`` and ``give_up_earlier`` end it."""
         return _Wait(seconds, self._waits.setdefault(to.url, set()))
 
     async def _send(
@@ -222,18 +225,24 @@ class Upstream:
 class _Wait:
     """A wait that is bounded in time, and one of ``others`` while it lasts. Raises ``TimeoutError``."""
 
-    def __init__(self, seconds: float, others: set[asyncio.Timeout]) -> None:
+    def __init__(self, seconds: float, others: set["_Wait"]) -> None:
+        self.begun = asyncio.get_running_loop().time()
         self._limit = asyncio.timeout(seconds)
         self._others = others
 
+    def stop(self) -> None:
+        """The time is over now."""
+        if not self._limit.expired():
+            self._limit.reschedule(asyncio.get_running_loop().time())
+
     async def __aenter__(self) -> None:
         await self._limit.__aenter__()
-        self._others.add(self._limit)
+        self._others.add(self)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._others.discard(self._limit)
+        self._others.discard(self)
         await self._limit.__aexit__(kind, error, trace)
 
 

@@ -80,8 +80,7 @@ class Watch:
         if worker.generation != seen.generation:
             if worker.capabilities is not None:
                 log.warning("worker restarted: what it held is gone", worker=worker.name, role=worker.role)
-                self._upstream.stop_waiting(worker)
-                self._upstream.break_streams(worker, self._last_seen)
+                self._upstream.give_up_earlier(worker, self._last_seen)
                 # What the earlier start failed is not held against this one.
                 worker.breaker.succeeded()
             worker.capabilities = Capabilities(seen.generation)
