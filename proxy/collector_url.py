@@ -2,7 +2,7 @@
 
 from importlib.util import find_spec
 
-from yarl import URL
+from proxy.http_url import has_credential, http_url
 
 _PATH = "/v1/traces"
 
@@ -12,16 +12,8 @@ def collector_url(text: str) -> str:
 
     Raises ``ValueError`` if it is no http(s) URL, or if what sends traces is not installed.
     """
-    try:
-        url = URL(text)
-        port = url.port
-    except ValueError:
-        port = None
-    if port is None or url.scheme not in ("http", "https") or not url.host or url.query_string or url.fragment:
-        # Not quoted where it may have a password in it.
-        named = "a text with @" if "@" in text else repr(text)
-        raise ValueError(f"{named} is no URL of an OTLP/HTTP collector (http://HOST:4318)")
-    if url.user is not None or url.password is not None:
+    url = http_url(text, "an OTLP/HTTP collector (http://HOST:4318)")
+    if has_credential(url):
         raise ValueError(
             f"{url.host}: a credential goes into the variable OTEL_EXPORTER_OTLP_HEADERS, not into the URL"
         )

@@ -4,23 +4,16 @@ from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, SecretStr
-from yarl import URL
+
+from proxy.http_url import has_credential, http_url
 
 _RANKS = "dp="
 
 
 def server_url(text: str) -> str:
     """``text`` without a slash at its end; raises ``ValueError`` if it is no http(s) URL of a server."""
-    try:
-        url = URL(text)
-        port = url.port
-    except ValueError:
-        port = None
-    if port is None or url.scheme not in ("http", "https") or not url.host or url.query_string or url.fragment:
-        # Not quoted where it may have a password in it.
-        named = "a text with @" if "@" in text else repr(text)
-        raise ValueError(f"{named} is no URL of a worker (http://HOST:PORT)")
-    if url.user is not None or url.password is not None:
+    url = http_url(text, "a worker (http://HOST:PORT)")
+    if has_credential(url):
         # It would show in logs and metrics, and collide with the key.
         raise ValueError(f"{url.host}: a worker's credential goes into worker_api_key or api_key, not into its URL")
     return text.rstrip("/").removesuffix("/v1")
