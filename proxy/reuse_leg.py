@@ -64,12 +64,12 @@ class ReuseLeg:
                 self._metrics.reuse_age.observe(now - record.stored_at)
                 report.prompt_tokens = result.prompt_tokens
             case NothingToRead():
-                setbacks.step_down(worker, Reason.PREFILL_WITHOUT_PARAMS, "decode serves the turn alone")
+                setbacks.nothing_to_read(worker)
             case Refused():
                 # The engine itself was not asked: the blocks are still held, and nobody will read them.
                 self._releaser.release_record(record, Why.UNUSED)
             case OtherTokens():
-                setbacks.step_down(worker, Reason.PREFILL_OTHER_TOKENS, "it is given no token ids until it restarts")
+                setbacks.other_tokens(worker)
                 self._pool.distrust(worker, call.dialect.name)
             case Failed(sent=False):
                 setbacks.failure(worker, result, Reason.PREFILL_UNREACHABLE)

@@ -40,6 +40,14 @@ class Setbacks:
             self._broken.add(worker.name)
         self.step_down(worker, reason, failed.detail)
 
+    def nothing_to_read(self, prefill: Worker) -> None:
+        """Prefill answered without parameters."""
+        self.step_down(prefill, Reason.PREFILL_WITHOUT_PARAMS, "decode serves the turn alone")
+
+    def other_tokens(self, prefill: Worker) -> None:
+        """Prefill worked on another prompt."""
+        self.step_down(prefill, Reason.PREFILL_OTHER_TOKENS, "it is given no token ids until it restarts")
+
     def step_down(self, worker: Worker, reason: Reason, detail: str) -> None:
         """Something that was tried did not work; a reuse that had been decided is then no more."""
         if self._report.outcome in (Outcome.HIT, Outcome.PARTIAL):

@@ -130,12 +130,10 @@ class Turns:
                 case Refused():
                     return result
                 case NothingToRead():
-                    setbacks.step_down(worker, Reason.PREFILL_WITHOUT_PARAMS, "decode serves the turn alone")
+                    setbacks.nothing_to_read(worker)
                     return result
                 case OtherTokens():
-                    setbacks.step_down(
-                        worker, Reason.PREFILL_OTHER_TOKENS, "it is given no token ids until it restarts"
-                    )
+                    setbacks.other_tokens(worker)
                     self._pool.distrust(worker, call.dialect.name)
                 case Failed():
                     setbacks.failure(worker, result, Reason.PREFILL_ERROR)

@@ -42,16 +42,13 @@ class Conversations:
         self._clock = clock
 
     def routes(self) -> APIRouter:
-        """The endpoints."""
+        """The endpoints. They raise ``ApiError``."""
         routes = APIRouter()
 
         @routes.get("/v1/conversations/{conversation:path}")
         async def look(request: Request, conversation: str, model: str | None = Query(None)) -> Response:
             """What decode holds for the conversation, one item a model."""
-            try:
-                keys = await self._keys(request, conversation, model)
-            except ApiError as error:
-                return _error(error)
+            keys = await self._keys(request, conversation, model)
             await self._ledger.look(self._memory.scan())
             found = [
                 self._shown(name, holding)
@@ -63,15 +60,12 @@ class Conversations:
         @routes.delete("/v1/conversations/{conversation:path}")
         async def delete(request: Request, conversation: str, model: str | None = Query(None)) -> Response:
             """Forget the conversation and give its blocks back to decode."""
-            try:
-                keys = await self._keys(request, conversation, model)
-            except ApiError as error:
-                return _error(error)
+            keys = await self._keys(request, conversation, model)
             released = 0
             for key in keys.values():
                 taken = await self._memory.discard(key)
                 if isinstance(taken, Unavailable):
-                    return _error(ApiError(503, "The store does not answer.", kind="service_unavailable_error"))
+                    raise ApiError(503, "The store does not answer.", kind="service_unavailable_error")
                 if isinstance(taken, Record):
                     self._releaser.release_record(taken, Why.DELETED)
                     released += 1
@@ -110,7 +104,3 @@ class Conversations:
             "age_seconds": round(now - holding.stored_at, 3),
             "expires_in_seconds": round(holding.deadline - now, 3),
         }
-
-
-def _error(error: ApiError) -> Response:
-    return Response(error.body(), error.status, media_type="application/json")
