@@ -3,16 +3,16 @@
 import asyncio
 import dataclasses
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from random import Random
 
 import structlog
 
 from proxy.call import Clock
+from proxy.leg import Leg, Reading
 from proxy.settings import Settings
 from proxy.telemetry import Metrics
-from proxy.upstream import Failed, Upstream
+from proxy.upstream import Upstream
 from proxy.watch import Watch
 from proxy.worker_spec import WorkerSpec
 from router.breaker import Breaker
@@ -25,28 +25,6 @@ log = structlog.get_logger()
 
 class LastWorker(Exception):
     """A role must keep one worker at least; the message names the role."""
-
-
-class Leg:
-    """One leg, while it runs; what becomes of it is told to its worker's breaker."""
-
-    def __init__(self, worker: Worker, clock: Clock) -> None:
-        self._worker = worker
-        self._clock = clock
-
-    def ended(self, result: object) -> None:
-        """The worker answered, be it with a 4xx of its own, or, where ``result`` is a ``Failed``, did not."""
-        if isinstance(result, Failed):
-            self.failed()
-        else:
-            self._worker.breaker.succeeded()
-
-    def failed(self) -> None:
-        """The worker did not answer, or not to the end, or with a 5xx."""
-        was_closed = self._worker.breaker.closed
-        self._worker.breaker.failed(self._clock())
-        if was_closed and not self._worker.breaker.closed:
-            log.warning("worker keeps failing turns: none are sent to it for a while", worker=self._worker.name)
 
 
 class Pool:
@@ -71,6 +49,7 @@ class Pool:
         self._chance = chance or Random()
         self._bound = Bound(settings.affinity_factor, settings.affinity_slack)
         self._workers: dict[tuple[Role, str], Worker] = {}
+        self._of_role: dict[Role, tuple[Worker, ...]] = dict.fromkeys(Role, ())
         self._watches: dict[tuple[Role, str], Watch] = {}
         self._specs: dict[tuple[Role, str], WorkerSpec] = {}
         self._watching = False
@@ -103,6 +82,7 @@ class Pool:
         ranks = range(spec.data_parallel_size) if spec.data_parallel_size > 1 else (None,)
         workers = [self._worker(role, spec, rank) for rank in ranks]
         self._workers |= {(role, worker.name): worker for worker in workers}
+        self._of_role[role] += tuple(workers)
         watch = Watch(workers, self._settings, self._upstream, self._metrics, self._clock)
         self._watches[role, spec.url] = watch
         self._specs[role, spec.url] = spec
@@ -132,15 +112,16 @@ class Pool:
         del self._specs[role, url]
         for worker in workers:
             del self._workers[role, worker.name]
+        self._of_role[role] = tuple(worker for worker in self._of_role[role] if worker.url != url)
         await watch.stop()
         for worker in workers:
             self._metrics.forget_worker(role, worker.name)
         log.info("worker was removed", worker=url, role=role)
         return True
 
-    def all(self, role: Role) -> list[Worker]:
+    def all(self, role: Role) -> Sequence[Worker]:
         """The workers of one role, in the order in which they were added."""
-        return [worker for worker in self._workers.values() if worker.role is role]
+        return self._of_role[role]
 
     def at(self, role: Role, url: str) -> list[Worker]:
         """The workers behind ``url``: one, or its ranks; none if it is not in the pool."""
@@ -159,7 +140,7 @@ class Pool:
     def able(self, role: Role) -> bool:
         """Whether there is a worker of this role of which it is not known that a leg would fail."""
         now = self._clock()
-        return any(not worker.given_up(now) for worker in self.all(role))
+        return any(not worker.given_up(now) for worker in self._of_role[role])
 
     def choose(
         self, role: Role, *, preferred: str | None = None, tried: tuple[str, ...] = (), tokens: int | None = None
@@ -210,6 +191,8 @@ class Pool:
                     and worker.capabilities
                     and dialect in getattr(worker.capabilities, way)
                 ]
+                if not able:
+                    continue
                 scores = (least(load_at(now)), at_random(self._chance))
                 if (found := choose(able, (is_available(now), not_draining), scores)) is not None:
                     return found
@@ -217,35 +200,13 @@ class Pool:
 
     # --- what legs tell of them
 
-    @contextmanager
-    def leg(self, worker: Worker, tokens: int) -> Iterator[Leg]:
+    def leg(self, worker: Worker, tokens: int) -> Leg:
         """Counts a leg as running on ``worker``, with ``tokens`` for it to compute or hold (0 if unknown)."""
-        worker.in_flight += 1
-        worker.in_flight_tokens += tokens
-        running = self._metrics.worker_in_flight.labels(worker.role, worker.name)
-        running.set(worker.in_flight)
-        trial = worker.breaker.begin(self._clock())
-        try:
-            yield Leg(worker, self._clock)
-        finally:
-            worker.in_flight -= 1
-            worker.in_flight_tokens -= tokens
-            running.set(worker.in_flight)
-            if trial:
-                worker.breaker.trial_over()
+        return Leg(worker, tokens, self._metrics.in_flight_on(worker.role, worker.name), self._clock)
 
-    @contextmanager
-    def reading(self, role: Role, name: str) -> Iterator[None]:
+    def reading(self, role: Role, name: str) -> Reading:
         """Counts a leg elsewhere that reads what the worker ``name`` holds, if that is in the pool."""
-        holder = self.find(role, name)
-        if holder is None:
-            yield
-            return
-        holder.readers += 1
-        try:
-            yield
-        finally:
-            holder.readers -= 1
+        return Reading(self.find(role, name))
 
     def distrust(self, worker: Worker, dialect: str) -> None:
         """``worker`` was seen to answer another prompt than it was given ids for: believe it no more."""

@@ -2,7 +2,6 @@
 
 import asyncio
 import uuid
-from enum import StrEnum
 
 import msgspec
 import structlog
@@ -16,6 +15,7 @@ from proxy.telemetry import Metrics
 from proxy.upstream import Answer, Failed, Refused, Upstream
 from router.kv_params import KvParams, MalformedParams
 from router.reuse import holder_state
+from router.words import Word
 from router.workers import Role
 
 log = structlog.get_logger()
@@ -26,7 +26,7 @@ _TIMEOUT = 60.0
 _TRIES = 3
 
 
-class Why(StrEnum):
+class Why(Word):
     """Whose blocks these were."""
 
     DISPLACED = "displaced"

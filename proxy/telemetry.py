@@ -140,6 +140,8 @@ class Metrics:
         of_worker = ("role", "worker")
         self.worker_up = self._gauge("worker_up", "1 for a worker that answers its health probe.", of_worker, "livemin")
         self.worker_in_flight = self._gauge("worker_in_flight", "Legs running on a worker.", of_worker, "livesum")
+        self.in_flight_on = cache(self.worker_in_flight.labels)
+        """Finding a series takes longer than setting it, and there are few: by role and name of a worker."""
         self.worker_breaker_open = self._gauge(
             "worker_breaker_open", "1 for a worker that is sent no turns since it kept failing them.", of_worker,
             "livemax",
@@ -175,6 +177,7 @@ class Metrics:
 
     def forget_worker(self, role: str, worker: str) -> None:
         """A worker is not in the pool any more: alerts on it end."""
+        self.in_flight_on.cache_clear()
         told_alike = (self.worker_in_flight, self.worker_breaker_open, self.worker_draining, self.worker_kv_usage)
         retained = (self.retained_entries, self.retained_tokens, self.retained_share)
         if shared_folder() is not None:

@@ -6,15 +6,15 @@ This module is the look: nothing is reused that was not found equal, token by to
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 
 from metadata_store.record import Record
 from router.fingerprint import Scope, common_prefix
 from router.kv_params import KvParams, MalformedParams, Members
+from router.words import Word
 from router.workers import Worker
 
 
-class Outcome(StrEnum):
+class Outcome(Word):
     """What became of reuse in a turn. The same words in the metric, the response header and the log."""
 
     HIT = "hit"
@@ -29,7 +29,7 @@ class Outcome(StrEnum):
     OFF = "off"
 
 
-class Reason(StrEnum):
+class Reason(Word):
     """Why an outcome is what it is, where the outcome alone does not say."""
 
     ALL_HELD = "all_held"

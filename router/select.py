@@ -49,21 +49,29 @@ class Wish:
     """That the worker will have to hold; None if that is not known, or no matter."""
 
 
-def choose(workers: Iterable[Worker], filters: Sequence[Filter], scores: Sequence[Score]) -> Worker | None:
+def choose(workers: Sequence[Worker], filters: Sequence[Filter], scores: Sequence[Score]) -> Worker | None:
     """The worker left by ``filters`` with the best ``scores``, compared in order; None if there is no worker.
 
     Of entirely equal ones the first.
     """
-    left: Sequence[Worker] = list(workers)
+    left = workers
     for keep in filters:
+        if len(left) <= 1:
+            # Filters leave some of some, so they all leave this one.
+            break
         left = keep(left)
+    if len(left) == 1:
+        return left[0]
     return max(left, key=lambda worker: tuple(score(worker) for score in scores), default=None)
 
 
 def select(
-    policy: Policy, workers: Iterable[Worker], wish: Wish, bound: Bound, now: float, chance: Random
+    policy: Policy, workers: Sequence[Worker], wish: Wish, bound: Bound, now: float, chance: Random
 ) -> Worker | None:
     """The worker for a leg by ``policy``; None if there is none at all. ``now`` as in ``Worker.available``."""
+    if len(workers) == 1:
+        # The only one of its role: no rule decides otherwise, and every turn asks several times.
+        return workers[0]
     load = load_at(now)
     may = (not_tried(wish.tried), is_available(now), not_draining, has_room(wish))
     match policy:

@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 
 from router.breaker import Breaker
 from router.health import Health
+from router.words import Word
 
 UNKNOWN_GENERATION = "unknown"
 """Of a worker that does not tell when it was started: it may restart unnoticed, so nothing it holds is reused."""
 
 
-class Role(StrEnum):
+class Role(Word):
     PREFILL = "prefill"
     DECODE = "decode"
 
@@ -85,11 +85,11 @@ class Worker:
     """Whether it is to get no new work."""
     last_chosen: int = 0
     """Running number of the choice that it was chosen by last; 0 for never."""
+    name: str = field(init=False)
+    """By which it is known everywhere, entries in the store included."""
 
-    @property
-    def name(self) -> str:
-        """By which it is known everywhere, entries in the store included."""
-        return self.url if self.rank is None else f"{self.url}#rank={self.rank}"
+    def __post_init__(self) -> None:
+        self.name = self.url if self.rank is None else f"{self.url}#rank={self.rank}"
 
     @property
     def up(self) -> bool:

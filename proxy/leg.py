@@ -1,0 +1,71 @@
+"""One leg, while it runs: it counts as running, and its worker's breaker is told what becomes of it."""
+
+import structlog
+from prometheus_client import Gauge
+
+from proxy.call import Clock
+from proxy.upstream import Failed
+from router.workers import Worker
+
+log = structlog.get_logger()
+
+
+class Leg:
+    """Runs on its worker from when it is entered, once, until it is left."""
+
+    __slots__ = ("_clock", "_running", "_tokens", "_trial", "_worker")
+
+    def __init__(self, worker: Worker, tokens: int, running: Gauge, clock: Clock) -> None:
+        """``tokens`` for the worker to compute or hold, 0 if unknown; ``running`` shows how many legs run there."""
+        self._worker = worker
+        self._tokens = tokens
+        self._running = running
+        self._clock = clock
+        self._trial = False
+
+    def __enter__(self) -> "Leg":
+        worker = self._worker
+        worker.in_flight += 1
+        worker.in_flight_tokens += self._tokens
+        self._running.set(worker.in_flight)
+        self._trial = worker.breaker.begin(self._clock())
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        worker = self._worker
+        worker.in_flight -= 1
+        worker.in_flight_tokens -= self._tokens
+        self._running.set(worker.in_flight)
+        if self._trial:
+            worker.breaker.trial_over()
+
+    def ended(self, result: object) -> None:
+        """The worker answered, be it with a 4xx of its own, or, where ``result`` is a ``Failed``, did not."""
+        if isinstance(result, Failed):
+            self.failed()
+        else:
+            self._worker.breaker.succeeded()
+
+    def failed(self) -> None:
+        """The worker did not answer, or not to the end, or with a 5xx."""
+        was_closed = self._worker.breaker.closed
+        self._worker.breaker.failed(self._clock())
+        if was_closed and not self._worker.breaker.closed:
+            log.warning("worker keeps failing turns: none are sent to it for a while", worker=self._worker.name)
+
+
+class Reading:
+    """A leg elsewhere that reads what ``holder`` holds; None for a worker that is not in the pool any more."""
+
+    __slots__ = ("_holder",)
+
+    def __init__(self, holder: Worker | None) -> None:
+        self._holder = holder
+
+    def __enter__(self) -> None:
+        if self._holder is not None:
+            self._holder.readers += 1
+
+    def __exit__(self, *_: object) -> None:
+        if self._holder is not None:
+            self._holder.readers -= 1
