@@ -3,10 +3,9 @@
 import time
 from functools import cache
 
-import structlog
-
 from proxy.call import Report
 from proxy.dashboard import Newest, told_turn
+from proxy.logs import Lines
 from proxy.telemetry import Metrics, context_of
 from router.reuse import Outcome
 
@@ -21,8 +20,7 @@ class Account:
         self._turns, self._turn_seconds = cache(metrics.turns.labels), cache(metrics.turn_seconds.labels)
         self._ttft, self._context_ttft = cache(metrics.ttft.labels), cache(metrics.context_ttft.labels)
         self._tpot, self._prompt_tokens = cache(metrics.tpot.labels), cache(metrics.prompt_tokens.labels)
-        # Bound once: making a logger takes as long as the line.
-        self._log = structlog.get_logger().bind()
+        self._lines = Lines("turn")
 
     def of(self, endpoint: str, request_id: str, report: Report) -> None:
         """The turn is over, whatever became of it."""
@@ -42,31 +40,32 @@ class Account:
             if tpot is not None:
                 self._tpot(endpoint).observe(tpot)
             self._newest.add(told_turn(report, endpoint, ttft, seconds))
-        self._log.info(
-            "turn",
-            request_id=request_id,
-            endpoint=endpoint,
-            status=report.status,
-            conversation=report.conversation,
-            outcome=report.outcome,
-            reason=report.reason,
-            turn=report.turn,
-            prompt_tokens=report.prompt_tokens,
-            reused_tokens=report.reused_tokens,
-            recomputed_tokens=report.recomputed_tokens,
-            output_tokens=report.output_tokens,
-            prefill=report.prefill,
-            prefill_request_id=report.prefill_request_id,
-            decode=report.decode,
-            decode_request_id=report.decode_request_id,
-            pause_seconds=_rounded(report.pause_seconds),
-            queue_seconds=_rounded(report.queue_seconds),
-            render_seconds=_rounded(report.render_seconds),
-            prefill_seconds=_rounded(report.prefill_seconds),
-            decode_first_token_seconds=_rounded(decode_first),
-            ttft_seconds=_rounded(ttft),
-            tpot_seconds=_rounded(tpot),
-            seconds=_rounded(seconds),
+        self._lines.info(
+            {
+                "request_id": request_id,
+                "endpoint": endpoint,
+                "status": report.status,
+                "conversation": report.conversation,
+                "outcome": report.outcome,
+                "reason": report.reason,
+                "turn": report.turn,
+                "prompt_tokens": report.prompt_tokens,
+                "reused_tokens": report.reused_tokens,
+                "recomputed_tokens": report.recomputed_tokens,
+                "output_tokens": report.output_tokens,
+                "prefill": report.prefill,
+                "prefill_request_id": report.prefill_request_id,
+                "decode": report.decode,
+                "decode_request_id": report.decode_request_id,
+                "pause_seconds": _rounded(report.pause_seconds),
+                "queue_seconds": _rounded(report.queue_seconds),
+                "render_seconds": _rounded(report.render_seconds),
+                "prefill_seconds": _rounded(report.prefill_seconds),
+                "decode_first_token_seconds": _rounded(decode_first),
+                "ttft_seconds": _rounded(ttft),
+                "tpot_seconds": _rounded(tpot),
+                "seconds": _rounded(seconds),
+            }
         )
 
     def _count(self, endpoint: str, outcome: Outcome, report: Report, seconds: float) -> None:

@@ -2,7 +2,7 @@
 
 import logging
 import sys
-from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import TextIO
 
 import msgspec
@@ -14,14 +14,14 @@ from proxy.settings import Settings
 def set_up_logging(settings: Settings, stream: TextIO | None = None) -> None:
     """Structured lines on ``stream`` (standard error), uvicorn's own included."""
     stream = stream or sys.stderr
+    as_json = settings.log_format == "json" or (settings.log_format == "auto" and not stream.isatty())
     shared: list[structlog.typing.Processor] = [
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
-        structlog.processors.TimeStamper(fmt="iso"),
+        _stamp if as_json else structlog.processors.TimeStamper(fmt="iso"),
     ]
-    as_json = settings.log_format == "json" or (settings.log_format == "auto" and not stream.isatty())
     renderer: structlog.typing.Processor = (
-        structlog.processors.JSONRenderer(_json)
+        _json
         if as_json
         else structlog.dev.ConsoleRenderer(
             colors=stream.isatty(),
@@ -33,7 +33,7 @@ def set_up_logging(settings: Settings, stream: TextIO | None = None) -> None:
     structlog.configure(
         processors=[*shared, structlog.processors.format_exc_info, renderer] if as_json else [*shared, renderer],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(stream),
+        logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=False,
     )
     handler = logging.StreamHandler(stream)
@@ -53,6 +53,37 @@ def set_up_logging(settings: Settings, stream: TextIO | None = None) -> None:
     logging.getLogger("watchfiles").setLevel(logging.WARNING)
 
 
-def _json(event: structlog.typing.EventDict, default: Callable[[object], object]) -> str:
+class Lines:
+    """Lines of one event whose members are at hand as a whole: a logger's keywords are copied at every step."""
+
+    def __init__(self, event: str) -> None:
+        """They look, and go, as logging is set up by now."""
+        config = structlog.get_config()
+        self._event = event
+        self._processors: list[structlog.typing.Processor] = config["processors"]
+        self._logger: structlog.typing.WrappedLogger = config["logger_factory"]()
+        self._wanted: bool = structlog.get_logger().is_enabled_for(logging.INFO)
+
+    def info(self, members: dict[str, object]) -> None:
+        """The line that a logger's ``info`` would make of ``members``, which are the caller's no more."""
+        if not self._wanted:
+            return
+        members["event"] = self._event
+        line: structlog.typing.ProcessorReturnValue = members
+        for process in self._processors:
+            line = process(self._logger, "info", line)  # type: ignore[arg-type]
+        self._logger.info(line)
+
+
+def _stamp(_: object, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """When it is, for ``_json`` to write as ISO 8601."""
+    event["timestamp"] = datetime.now(UTC)
+    return event
+
+
+def _json(_: object, __: str, event: structlog.typing.EventDict) -> str:
     """A line for each turn: the standard library's encoder takes several times as long."""
-    return msgspec.json.encode(event, enc_hook=default).decode()
+    return _encoder.encode(event).decode()
+
+
+_encoder = msgspec.json.Encoder(enc_hook=repr)
