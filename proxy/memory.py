@@ -3,6 +3,7 @@
 import time
 from collections.abc import AsyncIterator, Awaitable
 from dataclasses import dataclass
+from functools import cache
 from typing import TypeVar
 
 import structlog
@@ -36,6 +37,7 @@ class Memory:
         self._pause = pause
         self._ledger = ledger
         self._metrics = metrics
+        self._seconds = cache(metrics.store.labels)
         self._resting_until = 0.0
         self._failing = False
 
@@ -81,7 +83,7 @@ class Memory:
             self._metrics.store_failures.labels(name).inc()
             return Unavailable(asked=False)
         try:
-            with self._metrics.store.labels(name).time():
+            with self._seconds(name).time():
                 result = await call
         except UnreadableEntry as error:
             # An entry of another version, while replicas are being replaced: no reason to pause.

@@ -1,7 +1,6 @@
 """Giving retained blocks back to decode before their time, where nobody will read them."""
 
 import asyncio
-import uuid
 
 import msgspec
 import structlog
@@ -9,7 +8,7 @@ import structlog
 from metadata_store import Record
 from proxy.background import Background
 from proxy.body import dump, raw
-from proxy.call import Clock
+from proxy.call import Clock, unique_id
 from proxy.pool import Pool
 from proxy.telemetry import Metrics
 from proxy.upstream import Answer, Failed, Refused, Upstream
@@ -104,7 +103,7 @@ class Releaser:
             prefill = self._pool.aide(Role.PREFILL, tried=tried)
             with self._pool.leg(prefill, 0) as leg:
                 answer = await self._upstream.post(
-                    prefill, "/v1/completions", body, _TIMEOUT, request_id=f"release-{uuid.uuid4().hex}"
+                    prefill, "/v1/completions", body, _TIMEOUT, request_id=f"release-{unique_id()}"
                 )
                 if not isinstance(answer, Failed) or answer.status is None:
                     # One that is answered with 5xx could not reach decode: that is not this worker's fault.

@@ -1,8 +1,8 @@
 """After decode's answer: keep what it holds for the next turn, or give it back."""
 
 import time
-from dataclasses import dataclass
 
+import msgspec
 import structlog
 
 from metadata_store import LastTurn, Put, Record
@@ -22,8 +22,7 @@ from router.workers import UNKNOWN_GENERATION, Worker
 log = structlog.get_logger()
 
 
-@dataclass(frozen=True)
-class DecodeLeg:
+class DecodeLeg(msgspec.Struct, frozen=True):
     """A decode leg, as it was when it was sent."""
 
     worker: Worker

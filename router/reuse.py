@@ -5,7 +5,8 @@ This module is the look: nothing is reused that was not found equal, token by to
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+
+import msgspec
 
 from metadata_store.record import Record
 from router.fingerprint import Scope, common_prefix
@@ -63,8 +64,7 @@ class Reason(Word):
     WORKER_ERROR = "worker_error"
 
 
-@dataclass(frozen=True)
-class Reuse:
+class Reuse(msgspec.Struct, frozen=True):
     """The verified part of what is held: the first ``tokens`` tokens of the prompt."""
 
     outcome: Outcome
@@ -74,14 +74,12 @@ class Reuse:
     """Members of the prefill leg's ``kv_transfer_params``."""
 
 
-@dataclass(frozen=True)
-class NoReuse:
+class NoReuse(msgspec.Struct, frozen=True):
     outcome: Outcome
     reason: Reason
 
 
-@dataclass(frozen=True)
-class Conditions:
+class Conditions(msgspec.Struct, frozen=True):
     """What, besides the tokens, decides about reuse."""
 
     now: float
