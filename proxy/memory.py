@@ -82,9 +82,9 @@ class Memory:
             call.close()  # type: ignore[attr-defined]
             self._metrics.store_failures.labels(name).inc()
             return Unavailable(asked=False)
+        began = time.perf_counter()
         try:
-            with self._seconds(name).time():
-                result = await call
+            result = await call
         except UnreadableEntry as error:
             # An entry of another version, while replicas are being replaced: no reason to pause.
             self._metrics.store_failures.labels(name).inc()
@@ -100,6 +100,8 @@ class Memory:
                 )
             self._failing = True
             return Unavailable(asked=not isinstance(error, NotAsked))
+        finally:
+            self._seconds(name).observe(time.perf_counter() - began)
         if self._failing:
             log.info("the store answers again")
             self._failing = False

@@ -5,7 +5,8 @@ in its queue until they are read, released or expired. An entry is only ever an 
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+
+import msgspec
 
 from metadata_store.record import Holding
 
@@ -16,8 +17,7 @@ LONGEST_ANSWER_TOKENS = 2048
 """Room kept for an answer at most: longer ones may have to make room again as they grow."""
 
 
-@dataclass(frozen=True)
-class Cache:
+class Cache(msgspec.Struct, frozen=True):
     """A decode worker's KV cache."""
 
     blocks: int

@@ -1,9 +1,10 @@
 """Which worker: filter, score, pick. Every rule is one function over plain values; policies put them together."""
 
 from collections.abc import Callable, Container, Iterable, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Literal
+
+import msgspec
 
 from router.workers import Worker
 
@@ -27,8 +28,7 @@ Policy = Literal["cache_aware", "least_loaded", "round_robin", "random", "power_
 """By which rule workers are chosen among those that may be."""
 
 
-@dataclass(frozen=True)
-class Bound:
+class Bound(msgspec.Struct, frozen=True):
     """Up to which load the worker that holds something of a conversation is preferred."""
 
     factor: float
@@ -37,8 +37,7 @@ class Bound:
     """Tokens on top, so that nobody is sent away from a worker that has next to nothing to do."""
 
 
-@dataclass(frozen=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True):
     """What is known of the leg that a worker is wanted for."""
 
     holder: str | None = None

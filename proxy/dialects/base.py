@@ -2,7 +2,6 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import Enum
 
 import msgspec
@@ -61,6 +60,8 @@ NEUTRAL_MEMBERS = frozenset(PREFILL_RULES) - {"echo", "structural_tag"} | {
 """Members known to have no part in the prompt: what ``/tokenize`` need not be told."""
 
 
+_ONE, _TRUE, _FALSE = raw(1), raw(True), raw(False)
+
 _OFF = tuple(msgspec.Raw(value) for value in (b"null", b"false", b"[]", b'""'))
 
 
@@ -74,8 +75,7 @@ def is_off(members: Members, name: str, *also: bytes) -> bool:
     return value is None or value in _OFF or bytes(value) in also
 
 
-@dataclass(frozen=True)
-class ClientRequest:
+class ClientRequest(msgspec.Struct, frozen=True):
     """A request as the client sent it, without its private members."""
 
     members: Members
@@ -169,16 +169,16 @@ class Dialect(ABC):
 
         ``ids`` are the prompt's token ids, for a worker that takes them; ``tell_ids`` asks to be told them.
         """
-        members: Members = {"max_tokens": raw(1)}
+        members: Members = {"max_tokens": _ONE}
         for name, value in request.members.items():
             match PREFILL_RULES.get(name):
                 case None if name not in ("max_tokens", "return_token_ids"):
                     members[name] = value
                 case Rule.ONE:
-                    members[name] = raw(1)
-        members["stream"] = raw(False)
+                    members[name] = _ONE
+        members["stream"] = _FALSE
         if tell_ids:
-            members["return_token_ids"] = raw(True)
+            members["return_token_ids"] = _TRUE
         if ids is not None:
             members, params = self.with_ids(self.without_history(members), ids, params)
         return dump(members | {"kv_transfer_params": msgspec.Raw(dump(params))})
@@ -193,7 +193,7 @@ class Dialect(ABC):
         """
         members = dict(request.members)
         if tell_ids:
-            members["return_token_ids"] = raw(True)
+            members["return_token_ids"] = _TRUE
         if params is None:
             return dump(members)
         if ids is not None:
