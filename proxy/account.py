@@ -20,7 +20,7 @@ class Account:
         self._turns, self._turn_seconds = cache(metrics.turns.labels), cache(metrics.turn_seconds.labels)
         self._ttft, self._context_ttft = cache(metrics.ttft.labels), cache(metrics.context_ttft.labels)
         self._tpot, self._prompt_tokens = cache(metrics.tpot.labels), cache(metrics.prompt_tokens.labels)
-        self._lines = Lines("turn")
+        self._log = Lines()
 
     def of(self, endpoint: str, request_id: str, report: Report) -> None:
         """The turn is over, whatever became of it."""
@@ -40,7 +40,8 @@ class Account:
             if tpot is not None:
                 self._tpot(endpoint).observe(tpot)
             self._newest.add(told_turn(report, endpoint, ttft, seconds))
-        self._lines.info(
+        self._log.info(
+            "turn",
             {
                 "request_id": request_id,
                 "endpoint": endpoint,
@@ -65,7 +66,7 @@ class Account:
                 "ttft_seconds": _rounded(ttft),
                 "tpot_seconds": _rounded(tpot),
                 "seconds": _rounded(seconds),
-            }
+            },
         )
 
     def _count(self, endpoint: str, outcome: Outcome, report: Report, seconds: float) -> None:

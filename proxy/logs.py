@@ -54,21 +54,20 @@ def set_up_logging(settings: Settings, stream: TextIO | None = None) -> None:
 
 
 class Lines:
-    """Lines of one event whose members are at hand as a whole: a logger's keywords are copied at every step."""
+    """A logger for what is told often, and has its members at hand as a whole: keywords are copied at every step."""
 
-    def __init__(self, event: str) -> None:
-        """They look, and go, as logging is set up by now."""
+    def __init__(self) -> None:
+        """Lines look, and go, as logging is set up by now."""
         config = structlog.get_config()
-        self._event = event
         self._processors: list[structlog.typing.Processor] = config["processors"]
         self._logger: structlog.typing.WrappedLogger = config["logger_factory"]()
         self._wanted: bool = structlog.get_logger().is_enabled_for(logging.INFO)
 
-    def info(self, members: dict[str, object]) -> None:
-        """The line that a logger's ``info`` would make of ``members``, which are the caller's no more."""
+    def info(self, event: str, members: dict[str, object]) -> None:
+        """The line that another logger would make of ``members``, which are the caller's no more."""
         if not self._wanted:
             return
-        members["event"] = self._event
+        members["event"] = event
         line: structlog.typing.ProcessorReturnValue = members
         for process in self._processors:
             line = process(self._logger, "info", line)  # type: ignore[arg-type]

@@ -82,6 +82,15 @@ def test_no_worker_is_no_choice() -> None:
         assert select(policy, [], Wish("http://w0", ("http://w1",)), BOUND, 0, Random(0)) is None
 
 
+@pytest.mark.parametrize("policy", POLICIES)
+def test_the_only_worker_is_chosen_whatever_is_known_of_it(policy: Policy) -> None:
+    (only,) = pool = workers(1)
+    only.health, only.breaker, only.draining, only.in_flight_tokens = down(), opened(), True, 10**9
+    wish = Wish("http://w7", (only.name,), 10**9)
+    assert select(policy, pool, wish, BOUND, 0.0, Random(0)) is only
+    assert choose(pool, [not_tried([only.name]), is_available(0.0), not_draining], [longest_unused]) is only
+
+
 def test_worker_that_is_down_is_left_out() -> None:
     pool = workers()
     pool[1].health = down()
