@@ -1,6 +1,5 @@
 """The entry: what a decode worker holds for one conversation, and how it is written down."""
 
-from dataclasses import dataclass
 from typing import TypeVar
 
 import msgspec
@@ -75,8 +74,7 @@ class LastTurn(msgspec.Struct, frozen=True, array_like=True):
         return cls(record.stored_at, outline(record.fingerprint))
 
 
-@dataclass(frozen=True)
-class Put:
+class Put(msgspec.Struct, frozen=True):
     """What was in the store before an entry was put there."""
 
     displaced: Record | None

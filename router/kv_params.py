@@ -22,6 +22,10 @@ class _Known(msgspec.Struct, frozen=True):
     dcp_size: int = 1
 
 
+_known = msgspec.json.Decoder(_Known).decode
+_members = msgspec.json.Decoder(Members).decode
+
+
 class MalformedParams(ValueError):
     """The engine's parameters are not of the form that any known version sends."""
 
@@ -32,8 +36,8 @@ class KvParams:
     def __init__(self, raw: bytes | msgspec.Raw) -> None:
         """Raises ``MalformedParams``."""
         try:
-            self._known = msgspec.json.decode(raw, type=_Known)
-            self._members = msgspec.json.decode(raw, type=Members)
+            self._known = _known(raw)
+            self._members = _members(raw)
         except (msgspec.DecodeError, RecursionError, UnicodeDecodeError) as error:
             raise MalformedParams(str(error)) from error
         self.raw = bytes(raw)
