@@ -4,7 +4,9 @@ Agents send up to megabytes a turn. The members' values are kept as the bytes th
 is printed that was not changed, and numbers and unknown fields reach the engine as they were sent.
 """
 
-from typing import TypeVar
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -12,7 +14,8 @@ from router.kv_params import Members
 
 _Value = TypeVar("_Value")
 _decode = msgspec.json.Decoder(Members).decode
-
+_decoder: Callable[[Any], msgspec.json.Decoder[Any]] = cache(msgspec.json.Decoder)
+"""To find out what values of a kind look like takes longer than to read a short one."""
 
 NULL = msgspec.Raw(b"null")
 """What a member is whose value is not there."""
@@ -38,9 +41,10 @@ def read(members: Members, name: str, kind: type[_Value]) -> _Value | None:
     if raw is None:
         return None
     try:
-        return msgspec.json.decode(raw, type=kind)
+        value: _Value = _decoder(kind).decode(raw)
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
         return None
+    return value
 
 
 def raw(value: object) -> msgspec.Raw:

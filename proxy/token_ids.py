@@ -4,6 +4,8 @@ from functools import cached_property
 
 import msgspec
 
+_numbers = msgspec.json.Decoder(list[int]).decode
+
 
 class TokenIds:
     """Either form is made from the other when it is first asked for: a long prompt has a megabyte of them."""
@@ -15,7 +17,7 @@ class TokenIds:
     @classmethod
     def read(cls, json: msgspec.Raw) -> "TokenIds":
         """From an array that is looked at right now. Raises ``msgspec.DecodeError`` like ``numbers``."""
-        ids = cls.of(msgspec.json.decode(json, type=list[int]))
+        ids = cls.of(_numbers(json))
         ids.json = json
         return ids
 
@@ -34,7 +36,7 @@ class TokenIds:
     @cached_property
     def numbers(self) -> list[int]:
         """The ids. Raises ``msgspec.DecodeError`` if the array is not one of whole numbers."""
-        return msgspec.json.decode(self.json, type=list[int])
+        return _numbers(self.json)
 
     def are(self, json: msgspec.Raw) -> bool:
         """Whether ``json`` tells the same ids; what is no array of whole numbers does not."""
@@ -42,6 +44,6 @@ class TokenIds:
         if self.json == json:
             return True
         try:
-            return self.numbers == msgspec.json.decode(json, type=list[int])
+            return self.numbers == _numbers(json)
         except msgspec.DecodeError:
             return False
