@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import AsyncExitStack
 from functools import partial
 
@@ -15,7 +15,7 @@ from proxy.harvest import Harvest
 from proxy.pool import Pool
 from proxy.relay import Relay, names_role_only
 from proxy.settings import Settings
-from proxy.sse import data_of, events
+from proxy.sse import Events, data_of, each
 from proxy.telemetry import Metrics
 from proxy.upstream import Answer, Failed, Refused, Upstream, forwarding
 from proxy.worker_stream import BrokenOff, Stream
@@ -76,7 +76,7 @@ class AnswerLeg:
                     return Reply(status, content_type, content if seen is None else seen, report)
                 case Stream():
                     closing.callback(answer.close)
-                    following = events(answer.parts())
+                    following = Events(answer.parts())
                     first = await _beginning(following)
                     leg.ended(first)
                     if isinstance(first, Failed):
@@ -97,22 +97,23 @@ async def _finish(report: Report, harvest: Harvest, remember: AfterAnswer, mode:
     await remember(harvest, mode)
 
 
-async def _beginning(following: AsyncIterator[list[bytes]]) -> list[bytes] | Failed:
+async def _beginning(following: Events) -> bytes | Failed:
     """The events up to the first that says something, and what arrived with it; a failure if none comes, or an error.
 
     The engine answers 200, and in chat names its role, before it knows whether it could read prefill's
     blocks. The role comes together with the first token, so holding it back delays nothing.
     """
-    begun: list[bytes] = []
+    begun = b""
     try:
-        async for arrived in following:
+        while arrived := await following.arrived():
             begun += arrived
-            for event in arrived:
+            for event in each(arrived):
+                if names_role_only(event):
+                    continue
                 error_code = _error_code(event)
                 if error_code is not None and error_code >= 500:
                     return Failed(f"the stream began with an error, code {error_code}", error_code)
-                if not names_role_only(event):
-                    return begun
+                return begun
     except BrokenOff as error:
         return Failed(str(error))
     return begun or Failed("the stream ended before it began", 200)

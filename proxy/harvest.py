@@ -11,10 +11,8 @@ import msgspec
 
 from proxy.body import NULL, NotAnObject, dump, parse, read
 from proxy.token_ids import TokenIds
-from proxy.usual_chunk import without_ids
 from router.kv_params import Members
 
-_MARKS = (b"token_ids", b"kv_transfer_params", b'"error"')
 _choices = msgspec.json.Decoder(list[Members]).decode
 _ENDS_RETAINED = frozenset({"stop", "length", "tool_calls", "function_call"})
 """Finish reasons of an engine's stop or length, as the APIs show them; after any other it frees at once."""
@@ -27,7 +25,7 @@ class Harvest:
     """What was learned from one answer of decode, and what of it the client may see."""
 
     def __init__(self, *, client_wants_ids: bool) -> None:
-        self._client_wants_ids = client_wants_ids
+        self.client_wants_ids = client_wants_ids
         self.prompt_ids: TokenIds | None = None
         self.generated: list[int] = []
         self.params: msgspec.Raw | None = None
@@ -71,21 +69,13 @@ class Harvest:
         except msgspec.DecodeError:
             return None
 
-    def take_usual(self, event: bytes) -> bytes | None:
-        """``event`` of a stream without its token ids, which are learned; None if it is for ``take`` to read."""
-        if self._client_wants_ids or (usual := without_ids(event)) is None:
-            return None
-        rest, ids = usual
-        self.generated += ids
-        return rest
-
     def take(self, data: bytes) -> bytes | None:
         """``data`` (a whole answer, or one chunk) without what is private.
 
         None for a chunk that is there only because token ids were asked for. What is not JSON, or has
         nothing private, comes back as the same bytes.
         """
-        if not any(mark in data for mark in _MARKS):
+        if b"token_ids" not in data and b"kv_transfer_params" not in data and b'"error"' not in data:
             if b'"finish_reason"' in data:
                 # A chunk with text and without ids: those that follow cannot be placed any more.
                 self._complete = self._complete and b'"choices":[]' in data
@@ -121,7 +111,7 @@ class Harvest:
             self._prompt_in(choice)
             self._generated_in(choice)
             self.finished = read(choice, "finish_reason", str) or self.finished
-            if self._client_wants_ids:
+            if self.client_wants_ids:
                 kept.append(choice)
             elif not _only_ids(choice):
                 choice.pop("token_ids", None)
@@ -132,7 +122,7 @@ class Harvest:
         ids = holder.get("prompt_token_ids")
         if ids is not None and ids != NULL:
             self.prompt_ids = TokenIds(ids)
-        if not self._client_wants_ids:
+        if not self.client_wants_ids:
             holder.pop("prompt_token_ids", None)
 
     def _generated_in(self, choice: Members) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine
 
 import msgspec
 
@@ -11,7 +11,9 @@ from proxy.background import Background
 from proxy.body import NotAnObject, parse, read
 from proxy.errors import broken_off
 from proxy.harvest import Harvest
-from proxy.sse import data_of, is_end, with_data
+from proxy.sse import Events, data_of, is_end, with_data
+from proxy.token_ids import TokenIds
+from proxy.usual_chunk import UsualChunks, is_opening, without_prompt
 from proxy.worker_stream import BrokenOff
 
 Finish = Callable[[], Coroutine[object, None, None]]
@@ -21,8 +23,10 @@ _READ_OUT_SECONDS = 1.0
 
 def cleaned(event: bytes, harvest: Harvest) -> bytes | None:
     """``event`` without what is private; None if nothing is left of it."""
-    if (usual := harvest.take_usual(event)) is not None:
-        return usual
+    if not harvest.client_wants_ids and (opening := without_prompt(event)) is not None:
+        shown, ids = opening
+        harvest.prompt_ids = TokenIds(ids)
+        return shown
     data = data_of(event)
     if not data:
         return event
@@ -34,6 +38,8 @@ def cleaned(event: bytes, harvest: Harvest) -> bytes | None:
 
 def names_role_only(event: bytes) -> bool:
     """Whether this is the chunk with which a chat begins, before any token: a role and no text."""
+    if is_opening(event):
+        return True
     if b'"role"' not in event:
         return False
     try:
@@ -67,8 +73,8 @@ class Relay:
 
     def __init__(
         self,
-        begun: Sequence[bytes],
-        following: AsyncIterator[Sequence[bytes]],
+        begun: bytes,
+        following: Events,
         harvest: Harvest,
         finish: Finish,
         is_over: Callable[[], bool],
@@ -82,6 +88,7 @@ class Relay:
         self._begun = begun
         self._following = following
         self._harvest = harvest
+        self._usual = UsualChunks()
         self._finish = finish
         self._is_over = is_over
         self._background = background
@@ -93,11 +100,12 @@ class Relay:
         A stream that breaks off ends with an error event and without the API's end, never as if complete.
         """
         try:
-            async for arrived in self._events():
+            arrived = self._begun or await self._following.arrived()
+            while arrived:
                 told, ended = self._cleaned(arrived)
                 if told:
                     asked = time.monotonic()
-                    yield b"".join(told)
+                    yield told
                     # A client that reads slowly makes decode's end look later than it was.
                     self._harvest.held_up += time.monotonic() - asked
                 if ended is not None:
@@ -106,6 +114,7 @@ class Relay:
                     yield ended
                     await self._read_out()
                     return
+                arrived = await self._following.arrived()
         except BrokenOff as error:
             detail = str(error)
         else:
@@ -129,20 +138,19 @@ class Relay:
             return
         with contextlib.suppress(BrokenOff, TimeoutError):
             async with asyncio.timeout(_READ_OUT_SECONDS):
-                async for _ in self._following:
+                while await self._following.arrived():
                     pass
 
-    async def _events(self) -> AsyncIterator[Sequence[bytes]]:
-        yield self._begun
-        async for arrived in self._following:
-            yield arrived
-
-    def _cleaned(self, arrived: Sequence[bytes]) -> tuple[list[bytes], bytes | None]:
+    def _cleaned(self, arrived: bytes) -> tuple[bytes, bytes | None]:
         """What of it the client gets, and the API's end if that is among it: nothing counts after that."""
+        harvest = self._harvest
         told: list[bytes] = []
-        for event in arrived:
-            if is_end(event):
-                return told, event
-            if (kept := cleaned(event, self._harvest)) is not None:
+        for event, usual, ids in self._usual.without_ids(arrived):
+            if usual is not None and not harvest.client_wants_ids:
+                harvest.generated += ids
+                told.append(usual)
+            elif is_end(event):
+                return b"".join(told), event
+            elif (kept := cleaned(event, harvest)) is not None:
                 told.append(kept)
-        return told, None
+        return b"".join(told), None

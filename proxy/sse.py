@@ -1,38 +1,59 @@
 """Server-sent events, as far as they are read here: where one ends, and what it carries."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 
 import msgspec
 
 _DATA = b"data:"
 _END_OF_STREAM = b"[DONE]"
+_EVENT_END = b"\n\n"
 
 
-async def events(parts: AsyncIterator[bytes]) -> AsyncIterator[list[bytes]]:
-    """A stream cut into its events, each with the empty line that ends it; together those that arrived together.
+class Events:
+    """A stream's events, as they arrive."""
 
-    An event that was not ended is passed on, ended, if it is all there; half an event is dropped: its reader could
-    make no sense of it, nor of what comes after it.
-    """
-    rest = bytearray()
-    async for part in parts:
+    def __init__(self, parts: AsyncIterator[bytes]) -> None:
+        """``parts``: the stream's bytes, cut anywhere."""
+        self._parts = parts
+        self._rest = bytearray()
+
+    async def arrived(self) -> bytes:
+        """Those that arrived together, each with the empty line that ends it; nothing once there are no more.
+
+        An event that was not ended is passed on, ended, if it is all there; half an event is dropped: its reader
+        could make no sense of it, nor of what comes after it.
+        """
+        async for part in self._parts:
+            if ended := self._ended_by(part):
+                return ended
+        rest, self._rest = bytes(self._rest), bytearray()
+        return rest.rstrip(b"\n") + b"\n\n" if rest and _is_whole(rest) else b""
+
+    def _ended_by(self, part: bytes) -> bytes:
+        # Nearly always whole events. A third newline would be the begin of the one that follows.
+        if not self._rest and part.endswith((b"}\n\n", b"]\n\n")) and b"\r" not in part:
+            return part
         # The event's end may have come in two halves. Nothing else is looked at twice: the first event of a long
         # prompt has its ids in it, and comes in many parts.
-        looked_at = max(0, len(rest) - 3)
-        rest += part
-        if b"\r" in part or b"\r" in rest[looked_at:]:
-            rest = rest.replace(b"\r\n", b"\n")
+        looked_at = max(0, len(self._rest) - 3)
+        self._rest += part
+        if b"\r" in part or b"\r" in self._rest[looked_at:]:
+            self._rest = self._rest.replace(b"\r\n", b"\n")
             looked_at = 0
-        begin, ended = 0, []
-        while (end := rest.find(b"\n\n", max(begin, looked_at))) >= 0:
-            ended.append(bytes(rest[begin : end + 2]))
-            begin = end + 2
-        # Cut once for each part: a slow reader finds megabytes of events in one.
-        del rest[:begin]
-        if ended:
-            yield ended
-    if rest and _is_whole(bytes(rest)):
-        yield [bytes(rest).rstrip(b"\n") + b"\n\n"]
+        ended = 0
+        while (end := self._rest.find(_EVENT_END, max(ended, looked_at))) >= 0:
+            ended = end + len(_EVENT_END)
+        events = bytes(self._rest[:ended])
+        del self._rest[:ended]
+        return events
+
+
+def each(events: bytes) -> Iterator[bytes]:
+    """One by one. What does not end with the empty line that ends an event is none."""
+    begin = 0
+    while (end := events.find(_EVENT_END, begin)) >= 0:
+        yield events[begin : end + len(_EVENT_END)]
+        begin = end + len(_EVENT_END)
 
 
 def data_of(event: bytes) -> bytes:
@@ -53,7 +74,8 @@ def with_data(event: bytes, data: bytes) -> bytes:
 
 def is_end(event: bytes) -> bool:
     """Whether this is the event by which the API says that all has been said."""
-    return _END_OF_STREAM in event and data_of(event) == _END_OF_STREAM
+    # Nearly all others are told apart without looking through them.
+    return not event.startswith(b"data: {") and _END_OF_STREAM in event and data_of(event) == _END_OF_STREAM
 
 
 def _is_data_only(event: bytes) -> bool:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from proxy.background import Background
 from proxy.harvest import Harvest
 from proxy.relay import Relay
-from proxy.sse import events
+from proxy.sse import Events, each
 from proxy.worker_stream import BrokenOff, Stream
 from tests.unit.test_harvest import CHAT_STREAM, PARAMS, TEXT_STREAM, chat_chunk, without
 
@@ -40,7 +40,11 @@ def stream(parts: Iterable[bytes], broken: str | None = None) -> Stream:
 
 
 async def cut(parts: Iterable[bytes]) -> list[bytes]:
-    return [event async for arrived in events(stream(parts).parts()) for event in arrived]
+    events = Events(stream(parts).parts())
+    found: list[bytes] = []
+    while arrived := await events.arrived():
+        found += each(arrived)
+    return found
 
 
 async def relayed(
@@ -54,16 +58,11 @@ async def relayed(
     async def finish() -> None:
         remembered.append(len(got))
 
-    relay = Relay([], events(stream(parts, broken).parts()), harvest, finish, lambda: False, Background())
+    relay = Relay(b"", Events(stream(parts, broken).parts()), harvest, finish, lambda: False, Background())
     async for told in relay.parts():
         # One by one, since ``finish`` looks at how many there were.
         got += each(told)
     return got, harvest, remembered
-
-
-def each(told: bytes) -> list[bytes]:
-    """The events of a piece that was sent."""
-    return [event + b"\n\n" for event in told.removesuffix(b"\n\n").split(b"\n\n")]
 
 
 def framed(chunks: Iterable[bytes]) -> list[bytes]:
@@ -170,7 +169,7 @@ async def test_what_was_read_ahead_comes_first_and_is_cleaned_too() -> None:
     async def finish() -> None:
         return None
 
-    relay = Relay(wire[:2], events(stream(wire[2:]).parts()), harvest, finish, lambda: False, Background())
+    relay = Relay(b"".join(wire[:2]), Events(stream(wire[2:]).parts()), harvest, finish, lambda: False, Background())
     got = [event async for told in relay.parts() for event in each(told)]
     assert got == (await relayed(wire))[0]
     assert harvest.tokens == [1, 2, 3, 10, 11, 12, 13, 2]
