@@ -6,11 +6,14 @@ the prompt's ids at the top or in the choice, the generated ids in the choice.
 """
 
 import time
+from collections.abc import Iterator
 
 import msgspec
 
 from proxy.body import NULL, NotAnObject, dump, parse, read
+from proxy.sse import each
 from proxy.token_ids import TokenIds
+from proxy.usual_chunk import UsualChunks, without_prompt
 from router.kv_params import Members
 
 _choices = msgspec.json.Decoder(list[Members]).decode
@@ -25,7 +28,7 @@ class Harvest:
     """What was learned from one answer of decode, and what of it the client may see."""
 
     def __init__(self, *, client_wants_ids: bool) -> None:
-        self.client_wants_ids = client_wants_ids
+        self._client_wants_ids = client_wants_ids
         self.prompt_ids: TokenIds | None = None
         self.generated: list[int] = []
         self.params: msgspec.Raw | None = None
@@ -37,6 +40,7 @@ class Harvest:
         """Seconds for which the client, by reading slowly, kept us from reading on."""
         self._told_at: float | None = None
         self._complete = True
+        self._usual = UsualChunks()
 
     @property
     def since_told(self) -> float:
@@ -68,6 +72,22 @@ class Harvest:
             return self.prompt_ids.numbers
         except msgspec.DecodeError:
             return None
+
+    def take_usual(self, events: bytes) -> Iterator[tuple[bytes, bytes | None]]:
+        """Each of a stream's ``events``, and what it is without its token ids, which are learned; None where it is for
+        ``take_opening`` or ``take`` to read.
+        """
+        if self._client_wants_ids:
+            return ((event, None) for event in each(events))
+        return self._usual.without_ids(events, self.generated)
+
+    def take_opening(self, event: bytes) -> bytes | None:
+        """``event`` without the prompt's ids, which are learned; None if it is for ``take`` to read."""
+        if self._client_wants_ids or (opening := without_prompt(event)) is None:
+            return None
+        shown, ids = opening
+        self.prompt_ids = TokenIds(ids)
+        return shown
 
     def take(self, data: bytes) -> bytes | None:
         """``data`` (a whole answer, or one chunk) without what is private.
@@ -111,7 +131,7 @@ class Harvest:
             self._prompt_in(choice)
             self._generated_in(choice)
             self.finished = read(choice, "finish_reason", str) or self.finished
-            if self.client_wants_ids:
+            if self._client_wants_ids:
                 kept.append(choice)
             elif not _only_ids(choice):
                 choice.pop("token_ids", None)
@@ -122,7 +142,7 @@ class Harvest:
         ids = holder.get("prompt_token_ids")
         if ids is not None and ids != NULL:
             self.prompt_ids = TokenIds(ids)
-        if not self.client_wants_ids:
+        if not self._client_wants_ids:
             holder.pop("prompt_token_ids", None)
 
     def _generated_in(self, choice: Members) -> None:

@@ -12,8 +12,7 @@ from proxy.body import NotAnObject, parse, read
 from proxy.errors import broken_off
 from proxy.harvest import Harvest
 from proxy.sse import Events, data_of, is_end, with_data
-from proxy.token_ids import TokenIds
-from proxy.usual_chunk import UsualChunks, is_opening, without_prompt
+from proxy.usual_chunk import is_opening
 from proxy.worker_stream import BrokenOff
 
 Finish = Callable[[], Coroutine[object, None, None]]
@@ -23,10 +22,8 @@ _READ_OUT_SECONDS = 1.0
 
 def cleaned(event: bytes, harvest: Harvest) -> bytes | None:
     """``event`` without what is private; None if nothing is left of it."""
-    if not harvest.client_wants_ids and (opening := without_prompt(event)) is not None:
-        shown, ids = opening
-        harvest.prompt_ids = TokenIds(ids)
-        return shown
+    if (opening := harvest.take_opening(event)) is not None:
+        return opening
     data = data_of(event)
     if not data:
         return event
@@ -88,7 +85,6 @@ class Relay:
         self._begun = begun
         self._following = following
         self._harvest = harvest
-        self._usual = UsualChunks()
         self._finish = finish
         self._is_over = is_over
         self._background = background
@@ -145,9 +141,8 @@ class Relay:
         """What of it the client gets, and the API's end if that is among it: nothing counts after that."""
         harvest = self._harvest
         told: list[bytes] = []
-        for event, usual, ids in self._usual.without_ids(arrived):
-            if usual is not None and not harvest.client_wants_ids:
-                harvest.generated += ids
+        for event, usual in harvest.take_usual(arrived):
+            if usual is not None:
                 told.append(usual)
             elif is_end(event):
                 return b"".join(told), event

@@ -40,15 +40,16 @@ class UsualChunks:
         self._around = (b"", b"")
         self._after: bytes | None = None
 
-    def without_ids(self, events: bytes) -> Iterator[tuple[bytes, bytes | None, list[int]]]:
-        """Each of ``events``, what it is without its token ids, and those; None and no ids if it is no usual one."""
-        for event, before, said, ids, after in _EVENT.findall(events):
+    def without_ids(self, events: bytes, ids: list[int]) -> Iterator[tuple[bytes, bytes | None]]:
+        """Each of ``events``, and what it is without its token ids, which ``ids`` gets; None if it is no usual one."""
+        for event, before, said, told, after in _EVENT.findall(events):
             if before and (before, after) != self._around:
                 self._around, self._after = (before, after), _shown(before, after)
             if not before or self._after is None:
-                yield event, None, []
+                yield event, None
             else:
-                yield event, before + said + self._after, [int(token) for token in ids.split(b",")]
+                ids.extend(map(int, told.split(b",")))
+                yield event, before + said + self._after
 
 
 def _shown(before: bytes, after: bytes) -> bytes | None:

@@ -201,7 +201,8 @@ def test_the_usual_opening_goes_the_quick_way() -> None:
 
 
 def quick(event: bytes) -> tuple[bytes | None, list[int]]:
-    [(same, usual, ids)] = UsualChunks().without_ids(event)
+    ids: list[int] = []
+    [(same, usual)] = UsualChunks().without_ids(event, ids)
     assert same == event
     return usual, ids
 
