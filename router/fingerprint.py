@@ -54,13 +54,13 @@ def fingerprint(tokens: Sequence[int], scope: Scope) -> Fingerprint:
     """
     packed = _pack(tokens)
     running = _begin(scope)
-    chain = bytearray()
+    digests = []
     done = 0
     for place in _places(len(tokens)):
         running.update(packed[done * _TOKEN_BYTES : place * _TOKEN_BYTES])
-        chain += running.copy().digest()
+        digests.append(running.digest())
         done = place
-    return Fingerprint(tokens=len(tokens), chain=bytes(chain))
+    return Fingerprint(tokens=len(tokens), chain=b"".join(digests))
 
 
 def common_prefix(held: Fingerprint, tokens: Sequence[int], scope: Scope) -> int:
@@ -82,7 +82,7 @@ def common_prefix(held: Fingerprint, tokens: Sequence[int], scope: Scope) -> int
     common = 0
     for index, place in enumerate(_places(held.tokens)):
         running.update(packed[common * _TOKEN_BYTES : place * _TOKEN_BYTES])
-        if place > len(tokens) or running.copy().digest() != held.chain[index * DIGEST_BYTES :][:DIGEST_BYTES]:
+        if place > len(tokens) or running.digest() != held.chain[index * DIGEST_BYTES :][:DIGEST_BYTES]:
             break
         common = place
     return common
@@ -144,11 +144,11 @@ def _mark(held: Fingerprint, tail: int, place: int) -> bytes:
     return held.chain[(index - 1) * DIGEST_BYTES : (index - 1) * DIGEST_BYTES + _MARK_BYTES]
 
 
-def _pack(tokens: Sequence[int]) -> memoryview:
-    return memoryview(array(_TOKEN, tokens)).cast("B")
+def _pack(tokens: Sequence[int]) -> bytes:
+    return array(_TOKEN, tokens).tobytes()
 
 
-def _digest(packed: memoryview, scope: Scope) -> bytes:
+def _digest(packed: bytes, scope: Scope) -> bytes:
     running = _begin(scope)
     running.update(packed)
     return running.digest()
