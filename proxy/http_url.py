@@ -1,6 +1,31 @@
-"""The address of a server, as the settings have it."""
+"""The address of a server, as the settings have it, and as a request needs it."""
+
+from dataclasses import dataclass
 
 from yarl import URL
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where to connect to, and what to say there."""
+
+    host: str
+    """A name, or an IP address without brackets."""
+    port: int
+    tls: bool
+    authority: str
+    """For the header ``Host``."""
+    prefix: str
+    """Of every path; without a slash at its end."""
+
+    @classmethod
+    def of(cls, text: str) -> "Address":
+        """Of the server at ``text``, a URL that ``http_url`` takes."""
+        url = URL(text)
+        host, port, authority = url.raw_host, url.port, url.host_port_subcomponent
+        if host is None or port is None or authority is None:
+            raise ValueError("no URL of a server")
+        return cls(host, port, url.scheme == "https", authority, url.raw_path.rstrip("/"))
 
 
 def http_url(text: str, of_what: str) -> URL:

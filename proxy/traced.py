@@ -5,7 +5,6 @@ from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import TypeVar
 
-import aiohttp
 from opentelemetry.trace import Span, SpanKind, get_current_span
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
@@ -36,12 +35,10 @@ _PROPAGATOR = TraceContextTextMapPropagator()
 class TracedUpstream(Upstream):
     """Tells workers of which span a request is part; it makes none itself."""
 
-    async def _send(
-        self, method: str, to: Server, path: str, body: bytes | None, request_id: str
-    ) -> aiohttp.ClientResponse:
+    def _addressed(self, to: Server) -> Server:
         headers: dict[str, str] = {}
         _PROPAGATOR.inject(headers)
-        return await super()._send(method, forwarding(to, headers), path, body, request_id)
+        return forwarding(to, headers)
 
 
 class TracedAdmission(Admission):

@@ -1,21 +1,23 @@
 """A worker over HTTP: send something, get a typed answer or a typed failure. Nothing is raised but cancellation."""
 
-import asyncio
-from collections import defaultdict
+import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import TracebackType
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
-import aiohttp
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.client_reqrep import ConnectionKey
-from aiohttp.tracing import Trace
-from yarl import URL
-
+from proxy.connections import Connections, NoConnection
+from proxy.errors import bad_request
+from proxy.http_answer import HttpAnswer
+from proxy.http_url import Address
+from proxy.request_head import RequestHeads, UnsafeHeader
+from proxy.wait import Wait
+from proxy.worker_connection import Until, WorkerConnection
 from proxy.worker_stream import Stream
 
-JSON_HEADERS = {"Content-Type": "application/json", "Accept-Encoding": "identity"}
+_JSON = "application/json"
+
+_HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity"}
 
 
 class Server(Protocol):
@@ -50,7 +52,11 @@ class Forwarding:
 
 def forwarding(server: Server, forwarded: Mapping[str, str]) -> Server:
     """``server``, to be sent ``forwarded`` too."""
-    return Forwarding(server, forwarded) if forwarded else server
+    if not forwarded:
+        return server
+    if isinstance(server, Forwarding):
+        return Forwarding(server.server, {**server.forwarded, **forwarded})
+    return Forwarding(server, forwarded)
 
 
 @dataclass(frozen=True)
@@ -90,49 +96,48 @@ class Failed:
     """Whether the worker may have got the request. Not if no connection was made."""
 
 
-_CONNECTING_AT_ONCE = 64
+class _Route:
+    """What it takes to send requests to one server, and who waits for it."""
+
+    def __init__(self, address: Address, connections: Connections, headers: Mapping[str, str]) -> None:
+        self.connections = connections
+        self.heads = RequestHeads(address, headers)
+        self.waits: set[Wait] = set()
+        self.streams: set[Stream] = set()
 
 
-class _PacedConnector(aiohttp.TCPConnector):
-    """Makes few connections to a server at a time.
+class _Sent(NamedTuple):
+    """A request that was written."""
 
-    Where thousands are begun in one moment, the event loop is busy with beginning them for so long that the time to
-    connect is over before it looks at those that are made.
-    """
-
-    def __init__(self) -> None:
-        # vLLM closes idle connections after 5 s: never use one that is about to be closed.
-        super().__init__(limit=0, keepalive_timeout=4.0, ttl_dns_cache=60)
-        # By server: one that does not answer must not keep the others waiting.
-        self._pace: defaultdict[ConnectionKey, asyncio.Semaphore] = defaultdict(
-            lambda: asyncio.Semaphore(_CONNECTING_AT_ONCE)
-        )
-
-    async def _create_connection(
-        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
-    ) -> ResponseHandler:
-        async with self._pace[req.connection_key]:
-            return await super()._create_connection(req, traces, timeout)
+    connection: WorkerConnection
+    answer: HttpAnswer
+    on_kept: bool
+    """Whether the connection had carried others before."""
 
 
 class Upstream:
-    """HTTP towards all workers, with one pool of connections."""
+    """HTTP towards all workers. A connection that carried a request is kept for the next one, for a while.
+
+    Nothing that was written is sent again by itself, but for what only asks (``get``), where a kept connection turns
+    out to have been closed.
+    """
 
     def __init__(self, connect_timeout: float, worker_api_key: str | None) -> None:
+        """``connect_timeout``: seconds."""
         self._connect_timeout = connect_timeout
-        self._headers = dict(JSON_HEADERS)
+        self._headers = dict(_HEADERS)
         if worker_api_key is not None:
             self._headers["Authorization"] = f"Bearer {worker_api_key}"
-        self._session: aiohttp.ClientSession | None = None
-        self._urls: dict[str, URL] = {}
-        """Parsed, by their text: there are few, and every leg needs one."""
-        self._waits: dict[str, set[_Wait]] = {}
-        self._streams: dict[str, set[Stream]] = {}
+        self._tls: ssl.SSLContext | None = None
+        self._routes: dict[str, _Route] = {}
+        """By the servers' URLs."""
+        self._entered = False
 
     def stop_waiting(self, to: Server) -> None:
         """Whoever waits for ``to`` to begin to answer gets a failure now: it is not there any more."""
-        for wait in self._waits.get(to.url, ()):
-            wait.stop()
+        if (route := self._routes.get(to.url)) is not None:
+            for wait in route.waits:
+                wait.stop()
 
     def give_up_earlier(self, to: Server, moment: float) -> None:
         """Whoever began before ``moment``, of the loop's clock, to wait for ``to`` or to read a stream of it, is told
@@ -140,130 +145,158 @@ class Upstream:
 
         What was asked later may be under way on whatever came in its place.
         """
-        for wait in self._waits.get(to.url, ()):
+        if (route := self._routes.get(to.url)) is None:
+            return
+        for wait in route.waits:
             if wait.begun < moment:
                 wait.stop()
-        for stream in list(self._streams.get(to.url, ())):
+        for stream in list(route.streams):
             if stream.begun < moment:
                 stream.close()
 
     async def __aenter__(self) -> "Upstream":
-        self._session = aiohttp.ClientSession(
-            connector=_PacedConnector(),
-            timeout=aiohttp.ClientTimeout(total=None, sock_connect=self._connect_timeout),
-            headers=self._headers,
-            auto_decompress=False,
-            cookie_jar=aiohttp.DummyCookieJar(),
-            read_bufsize=2**20,
-        )
+        self._entered = True
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._session is not None:
-            await self._session.close()
+        self._entered = False
+        routes, self._routes = self._routes, {}
+        for route in routes.values():
+            await route.connections.close()
 
     async def post(
         self, to: Server, path: str, body: bytes, timeout: float, request_id: str = ""
     ) -> Answer | Refused | Failed:
         """Send ``body`` and read the whole answer, all within ``timeout`` seconds."""
-        return await self._whole("POST", to, path, body, timeout, request_id)
+        route = self._route(to)
+        with Wait(timeout, route.waits) as wait:
+            sent = await self._post(route, to, path, body, request_id, wait)
+            return await _whole(sent, wait) if isinstance(sent, _Sent) else sent
 
     async def get(self, to: Server, path: str, timeout: float) -> Answer | Refused | Failed:
         """Read the whole answer within ``timeout`` seconds."""
-        return await self._whole("GET", to, path, None, timeout, "")
+        route, to = self._route(to), self._addressed(to)
+        with Wait(timeout, route.waits) as wait:
+            try:
+                head = route.heads.get(path, *_headers(to))
+            except UnsafeHeader as error:
+                return _unsafe(error)
+            while True:
+                sent = await _send(route, head, b"", wait)
+                if isinstance(sent, Failed):
+                    return sent
+                result = await _whole(sent, wait)
+                if not (isinstance(result, Failed) and sent.answer.broken and sent.on_kept and not sent.answer.begun):
+                    return result
 
     async def stream(
         self, to: Server, path: str, body: bytes, *, first_byte_timeout: float, gap_timeout: float, request_id: str
     ) -> Answer | Stream | Refused | Failed:
         """Send ``body``; a ``Stream`` where the answer is one (``text/event-stream``), else the whole answer."""
+        route = self._route(to)
+        with Wait(first_byte_timeout, route.waits) as wait:
+            sent = await self._post(route, to, path, body, request_id, wait)
+            if not isinstance(sent, _Sent):
+                return sent
+            if (failed := await _answered(sent, wait, Until.HEAD)) is not None:
+                return failed
+            connection, answer, _ = sent
+            if answer.status < 300 and answer.content_type.partition(";")[0].strip().lower() == "text/event-stream":
+                return Stream(connection, answer, gap_timeout, route.streams)
+            wait.go_on(gap_timeout)
+            return await _whole(sent, wait)
+
+    async def _post(
+        self, route: _Route, to: Server, path: str, body: bytes, request_id: str, wait: Wait
+    ) -> _Sent | Refused | Failed:
         try:
-            async with self._within(to, first_byte_timeout):
-                response = await self._send("POST", to, path, body, request_id)
-        except (aiohttp.ClientError, OSError) as error:
-            return _unreachable(error, first_byte_timeout)
-        if response.status < 300 and response.content_type == "text/event-stream":
-            return Stream(response, gap_timeout, self._streams.setdefault(to.url, set()))
+            head = route.heads.post(path, *_headers(self._addressed(to)), request_id, len(body))
+        except UnsafeHeader as error:
+            return _unsafe(error)
+        return await _send(route, head, body, wait)
+
+    def _addressed(self, to: Server) -> Server:
+        """``to``, and what it is to be sent beside."""
+        return to
+
+    def _route(self, to: Server) -> _Route:
+        if (route := self._routes.get(to.url)) is None:
+            if not self._entered:
+                raise RuntimeError("Upstream is used before it was entered, or after it was left")
+            address = Address.of(to.url)
+            connections = Connections(address, self._connect_timeout, self._tls_context)
+            route = self._routes[to.url] = _Route(address, connections, self._headers)
+        return route
+
+    def _tls_context(self) -> ssl.SSLContext:
+        if self._tls is None:
+            self._tls = ssl.create_default_context()
+            self._tls.set_alpn_protocols(["http/1.1"])
+        return self._tls
+
+
+async def _send(route: _Route, head: bytes, body: bytes, wait: Wait) -> _Sent | Failed:
+    if wait.over:
+        return Failed(_too_late(wait), sent=False)
+    connection = route.connections.kept()
+    on_kept = connection is not None
+    if connection is None:
         try:
-            async with self._within(to, gap_timeout):
-                return await _read(response)
-        except (aiohttp.ClientError, OSError) as error:
-            return _unreachable(error, gap_timeout)
-        finally:
-            response.release()
-
-    async def _whole(
-        self, method: str, to: Server, path: str, body: bytes | None, timeout: float, request_id: str
-    ) -> Answer | Refused | Failed:
-        try:
-            async with self._within(to, timeout):
-                response = await self._send(method, to, path, body, request_id)
-                try:
-                    return await _read(response)
-                finally:
-                    response.release()
-        except (aiohttp.ClientError, OSError) as error:
-            return _unreachable(error, timeout)
-
-    def _within(self, to: Server, seconds: float) -> "_Wait":
-        """Bounds a wait for ``to`` in time, and lets ``stop_waiting`` and ``give_up_earlier`` end it."""
-        return _Wait(seconds, self._waits.setdefault(to.url, set()))
-
-    async def _send(
-        self, method: str, to: Server, path: str, body: bytes | None, request_id: str
-    ) -> aiohttp.ClientResponse:
-        if self._session is None:
-            raise RuntimeError("Upstream is used before it was entered")
-        headers = {**to.headers, "X-Request-Id": request_id} if request_id else to.headers
-        address = to.url + path
-        if (url := self._urls.get(address)) is None:
-            url = self._urls[address] = URL(address)
-        return await self._session.request(method, url, data=body, headers=headers, allow_redirects=False)
+            async with wait.connecting():
+                connection = await route.connections.opened()
+        except NoConnection as error:
+            return Failed(str(error), sent=False)
+        except TimeoutError:
+            return Failed(_too_late(wait), sent=False)
+        if wait.over:
+            # Stopped in the very moment in which it was made.
+            route.connections.free(connection)
+            return Failed(_too_late(wait), sent=False)
+    wait.on = connection
+    return _Sent(connection, connection.ask(head, body), on_kept)
 
 
-class _Wait:
-    """A wait that is bounded in time, and one of ``others`` while it lasts. Raises ``TimeoutError``."""
-
-    def __init__(self, seconds: float, others: set["_Wait"]) -> None:
-        self.begun = asyncio.get_running_loop().time()
-        self._limit = asyncio.timeout(seconds)
-        self._others = others
-
-    def stop(self) -> None:
-        """The time is over now."""
-        if not self._limit.expired():
-            self._limit.reschedule(asyncio.get_running_loop().time())
-
-    async def __aenter__(self) -> None:
-        await self._limit.__aenter__()
-        self._others.add(self)
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._others.discard(self)
-        await self._limit.__aexit__(kind, error, trace)
+async def _answered(sent: _Sent, wait: Wait, until: Until) -> Failed | None:
+    """None when so much of the answer is there. If it is not to be, the connection is closed."""
+    connection, answer, _ = sent
+    try:
+        while not (answer.over or answer.broken or wait.over or (until is Until.HEAD and answer.status)):
+            await connection.more(until)
+    except BaseException:
+        connection.drop(answer)
+        raise
+    if answer.broken:
+        return Failed(f"the connection broke: {answer.broken}")
+    if answer.over or (until is Until.HEAD and answer.status):
+        return None
+    connection.drop(answer)
+    return Failed(_too_late(wait))
 
 
-async def _read(response: aiohttp.ClientResponse) -> Answer | Refused | Failed:
-    body = await response.read()
-    content_type = response.headers.get("Content-Type", "application/json")
-    if response.status < 300:
-        return Answer(response.status, content_type, body)
-    if 400 <= response.status < 500:
-        return Refused(response.status, content_type, body)
+async def _whole(sent: _Sent, wait: Wait) -> Answer | Refused | Failed:
+    if (failed := await _answered(sent, wait, Until.END)) is not None:
+        return failed
+    answer = sent.answer
+    content_type = answer.content_type or _JSON
+    if answer.status < 300:
+        return Answer(answer.status, content_type, answer.take())
+    if 400 <= answer.status < 500:
+        return Refused(answer.status, content_type, answer.take())
     # Not the body: it may quote the prompt.
-    return Failed(f"status {response.status}", response.status)
+    return Failed(f"status {answer.status}", answer.status)
 
 
-def _unreachable(error: BaseException, timeout: float) -> Failed:
-    """Not the error's own text where it could quote what was sent or answered."""
-    match error:
-        case aiohttp.ConnectionTimeoutError():
-            return Failed("no connection in time", sent=False)
-        case aiohttp.ClientConnectorError():
-            return Failed(f"no connection: {error.os_error.strerror or error.os_error}", sent=False)
-        case TimeoutError():
-            return Failed(f"no answer within {timeout:g} s, or the worker went down")
-    return Failed(f"the connection broke: {type(error).__name__}")
+def _headers(to: Server) -> tuple[Mapping[str, str], Mapping[str, str]]:
+    """A server's own, and what it is forwarded."""
+    return (to.server.headers, to.forwarded) if isinstance(to, Forwarding) else (to.headers, {})
+
+
+def _too_late(wait: Wait) -> str:
+    return f"no answer within {wait.seconds:g} s, or the worker went down"
+
+
+def _unsafe(error: UnsafeHeader) -> Refused:
+    """What a worker would say if it were asked: no other would take it either."""
+    return Refused(400, _JSON, bad_request(f"The request cannot be sent on: {error}.").body())

@@ -3,9 +3,9 @@
 import asyncio
 from collections.abc import AsyncIterator
 
-import aiohttp
-
 from proxy.gap import GapWatch
+from proxy.http_answer import HttpAnswer
+from proxy.worker_connection import Until, WorkerConnection
 
 
 class BrokenOff(Exception):
@@ -15,12 +15,18 @@ class BrokenOff(Exception):
 class Stream:
     """An answer that comes in parts. Must be closed; closing it early makes the engine stop."""
 
-    def __init__(self, response: aiohttp.ClientResponse, gap_timeout: float, others: set["Stream"]) -> None:
-        """``gap_timeout``: seconds. ``others`` are all open streams of the worker, this one among them until closed."""
+    def __init__(
+        self, connection: WorkerConnection, answer: HttpAnswer, gap_timeout: float, others: set["Stream"]
+    ) -> None:
+        """``answer``, whose head is there, comes on ``connection``. ``gap_timeout``: seconds.
+
+        ``others`` are all open streams of the worker, this one among them until closed.
+        """
         self.begun = asyncio.get_running_loop().time()
-        self.status = response.status
-        self.content_type = response.headers.get("Content-Type", "")
-        self._response = response
+        self.status = answer.status
+        self.content_type = answer.content_type
+        self._connection = connection
+        self._answer = answer
         self._stalled = False
         self._gap = GapWatch(gap_timeout, self._stall)
         self._others = others
@@ -31,35 +37,35 @@ class Stream:
         self._gap.allow(seconds)
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The bytes, in pieces as they arrive. Raises ``BrokenOff``."""
-        content, gap = self._response.content, self._gap
+        """The bytes, in pieces as they arrive; what arrived together is one. Raises ``BrokenOff``."""
+        connection, answer, gap = self._connection, self._answer, self._gap
         while True:
-            gap.begin()
-            try:
-                part = await content.readany()
-            except aiohttp.ClientError as error:
-                # Of a closed response it is one and the same object for all: it would keep the frames of each of them.
-                error.__traceback__ = None
-                if self._stalled:
-                    raise BrokenOff(f"the worker sent nothing for {gap.seconds:g} s") from error
-                raise BrokenOff(f"the worker's connection broke: {type(error).__name__}") from error
-            finally:
-                gap.end()
-            if not part:
+            if answer.waiting:
+                yield connection.take(answer)
+            elif answer.over:
                 return
-            yield part
+            elif self._stalled:
+                raise BrokenOff(f"the worker sent nothing for {gap.seconds:g} s")
+            elif answer.broken:
+                raise BrokenOff(f"the worker's connection broke: {answer.broken}")
+            else:
+                gap.begin()
+                try:
+                    await connection.more(Until.PART)
+                finally:
+                    gap.end()
 
     def is_over(self) -> bool:
-        """Whether all was read."""
-        return self._response.content.is_eof()
+        """Whether the worker's answer ended, and as it should."""
+        return self._answer.over
 
     def close(self) -> None:
-        """Give the connection back if all was read, else close it."""
+        """Close the connection, unless the answer is over: it serves others then."""
         self._gap.stop()
         self._others.discard(self)
-        self._response.close() if not self.is_over() else self._response.release()
+        self._connection.drop(self._answer)
 
     def _stall(self) -> None:
         # Whoever waits for a part is told by the connection's end.
         self._stalled = True
-        self._response.close()
+        self._connection.drop(self._answer)
