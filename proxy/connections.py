@@ -1,6 +1,7 @@
 """The connections to one server: those that wait for work, and how more are made."""
 
 import asyncio
+import os
 import socket
 import ssl
 from collections import deque
@@ -150,6 +151,12 @@ class Connections:
 
 
 def _reason(error: OSError | RuntimeError) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
-        return error.verify_message
-    return (isinstance(error, OSError) and error.strerror) or str(error)
+    match error:
+        case ssl.SSLCertVerificationError():
+            return error.verify_message
+        case ssl.SSLError() | socket.gaierror():
+            # Their numbers are not the system's.
+            return error.strerror or str(error)
+        case OSError(errno=int(number)):
+            return os.strerror(number)
+    return str(error)

@@ -29,6 +29,7 @@ class HttpAnswer:
         "over",
         "reusable",
         "status",
+        "unanswered",
         "waiting",
     )
 
@@ -43,6 +44,8 @@ class HttpAnswer:
         """Whether all of it came."""
         self.broken = ""
         """Why it will never be complete, for people; no word of it is the answer's own. Empty if it may be yet."""
+        self.unanswered = False
+        """Whether the connection was lost before any byte came."""
         self.reusable = False
         """Once it is over: whether the connection may carry another request."""
         self.waiting = 0
@@ -76,15 +79,16 @@ class HttpAnswer:
 
     def end(self) -> None:
         """Nothing more will come, as the worker itself said."""
-        if self.over or self.broken:
-            return
-        if self.status and not self._chunked and not self._ends_by_length:
+        if self.status and not self._chunked and not self._ends_by_length and not self.broken:
             self.over = True
             self._parser = None
-        elif self.begun:
-            self.fail("closed in the middle of an answer")
         else:
-            self.fail("closed without an answer")
+            self.lost("closed in the middle of an answer" if self.begun else "closed without an answer")
+
+    def lost(self, why: str) -> None:
+        """The connection is gone."""
+        self.unanswered = not self.begun
+        self.fail(why)
 
     def fail(self, why: str) -> None:
         """Nothing more will come, and there should."""

@@ -188,7 +188,7 @@ class Upstream:
                 if isinstance(sent, Failed):
                     return sent
                 result = await _whole(sent, wait)
-                if not (isinstance(result, Failed) and sent.answer.broken and sent.on_kept and not sent.answer.begun):
+                if not (sent.on_kept and sent.answer.unanswered):
                     return result
 
     async def stream(

@@ -93,14 +93,14 @@ class WorkerConnection(asyncio.Protocol):
     def drop(self, answer: HttpAnswer) -> None:
         """Close the connection, so that the worker stops; nothing if the answer is over or broken anyway."""
         if self._answer is answer:
-            self._break("given up")
+            answer.fail("given up")
+            self._let_go()
 
     def close(self) -> None:
         """Close it, whatever it carries."""
         if self._answer is not None:
-            self._break("given up")
-        elif self._transport is not None:
-            self._transport.abort()
+            self._answer.fail("given up")
+        self._let_go()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See ``asyncio.Protocol``."""
@@ -118,7 +118,7 @@ class WorkerConnection(asyncio.Protocol):
         if answer.over:
             self._end(answer)
         elif answer.broken:
-            self._break(answer.broken)
+            self._let_go()
         elif self._until is Until.PART:
             if answer.waiting:
                 self.wake()
@@ -135,12 +135,13 @@ class WorkerConnection(asyncio.Protocol):
             if answer.over:
                 self._end(answer)
             else:
-                self._break(answer.broken)
+                self._let_go()
 
     def connection_lost(self, error: Exception | None) -> None:
         """See ``asyncio.Protocol``."""
         if self._answer is not None:
-            self._break("lost" if error is None else f"lost, {type(error).__name__}")
+            self._answer.lost("lost" if error is None else f"lost, {type(error).__name__}")
+            self._let_go()
         self._keeper.lost(self)
 
     def _hold_back(self, answer: HttpAnswer) -> None:
@@ -166,10 +167,8 @@ class WorkerConnection(asyncio.Protocol):
             transport.abort()
         self.wake()
 
-    def _break(self, why: str) -> None:
-        answer, self._answer = self._answer, None
-        if answer is not None:
-            answer.fail(why)
+    def _let_go(self) -> None:
+        self._answer = None
         if self._transport is not None:
             self._transport.abort()
         self.wake()
