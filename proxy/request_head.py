@@ -61,9 +61,10 @@ class RequestHeads:
 
 
 def _line(name: str, value: str) -> bytes:
-    if _UNSAFE.search(value) or _UNSAFE.search(name):
+    line = f"{name}: {value}"
+    if _UNSAFE.search(line):
         raise UnsafeHeader("a header has the end of a line in it")
     try:
-        return f"{name}: {value}\r\n".encode("latin-1")
+        return line.encode("latin-1") + b"\r\n"
     except UnicodeEncodeError:
         raise UnsafeHeader("a header has characters in it that HTTP cannot carry") from None

@@ -6,6 +6,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import NamedTuple, Protocol
 
+import msgspec
+
 from proxy.connections import Connections, NoConnection
 from proxy.errors import bad_request
 from proxy.http_answer import HttpAnswer
@@ -67,8 +69,7 @@ class RenderServer:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """A whole answer with status 2xx."""
 
     status: int
@@ -76,8 +77,7 @@ class Answer:
     body: bytes
 
 
-@dataclass(frozen=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """The worker's own 4xx: it is well, the request is not."""
 
     status: int
@@ -85,8 +85,7 @@ class Refused:
     body: bytes
 
 
-@dataclass(frozen=True)
-class Failed:
+class Failed(msgspec.Struct, frozen=True):
     """No usable answer: 5xx, no connection, or no answer in time."""
 
     detail: str

@@ -25,7 +25,7 @@ class Wait:
         """Whether it takes too long, or was stopped."""
         self._loop = asyncio.get_running_loop()
         self.begun = self._loop.time()
-        self._timer = self._loop.call_at(self.begun + seconds, self.stop)
+        self._timer = self._loop.call_later(seconds, self.stop)
         self._connecting: asyncio.Timeout | None = None
         self._others = others
         others.add(self)
