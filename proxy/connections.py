@@ -71,7 +71,7 @@ class Connections:
             except TimeoutError as error:
                 self._found = []
                 raise NoConnection("no connection in time") from error
-            except (OSError, RuntimeError) as error:
+            except (OSError, RuntimeError) as error:  # uvloop has both.
                 self._found = []
                 raise NoConnection(f"no connection: {_reason(error)}") from error
         if self._closed:
