@@ -13,11 +13,10 @@ from urllib.parse import SplitResult, unquote, urlsplit
 
 from redis.asyncio import Redis
 from redis.asyncio.cluster import ClusterNode, RedisCluster
-from redis.asyncio.connection import ConnectionPool, SSLConnection, parse_url
+from redis.asyncio.connection import SSLConnection, parse_url
 from redis.asyncio.retry import Retry
 from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool
 from redis.backoff import NoBackoff
-from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import RedisClusterException, RedisError
 
 SCHEMES = (
@@ -29,24 +28,6 @@ _MOST = 1000
 """Connections per server. redis-py fails a call at its own bound of 100, it does not wait."""
 
 Client = Redis | RedisCluster
-
-
-class NoConnection(RedisConnectionError):
-    """None could be had, ``__cause__`` says why; so no command was sent. Not told by a cluster's client."""
-
-
-class _ToldApart(ConnectionPool):
-    """Of an error of a command one cannot see whether it was before or after sending; a pool knows."""
-
-    async def get_connection(self, *names: Any, **options: Any) -> Any:
-        try:
-            return await super().get_connection(*names, **options)  # type: ignore[no-untyped-call]
-        except (RedisError, OSError) as error:
-            raise NoConnection(str(error)) from error
-
-
-class _MasterToldApart(_ToldApart, SentinelConnectionPool):
-    """The same, of the master that Sentinels name."""
 
 
 def client_for(url: str, timeout: float) -> Client:
@@ -75,7 +56,7 @@ def client_for(url: str, timeout: float) -> Client:
             case "cluster":
                 client = _of_cluster(urlsplit(url), settings, timeout)
             case _:
-                client = Redis.from_pool(_ToldApart.from_url(url, **settings))
+                client = Redis.from_url(url, **settings)
         if isinstance(client, Redis):
             pool = client.connection_pool
             pool.connection_class(**pool.connection_kwargs)
@@ -147,7 +128,7 @@ def _by_sentinels(url: SplitResult, settings: dict[str, Any], timeout: float) ->
         **{name: value for name, value in options.items() if name.startswith("ssl")},
     }
     sentinels: Any = Sentinel(hosts, sentinel_kwargs=asking)  # type: ignore[no-untyped-call]
-    master: Redis = sentinels.master_for(unquote(service), connection_pool_class=_MasterToldApart, **options)
+    master: Redis = sentinels.master_for(unquote(service), **options)
     return master
 
 

@@ -4,24 +4,9 @@ Per conversation three keys, tied to one cluster slot: the entry, which Redis dr
 the entry holds and until when, which outlives it, so that "expired" can be told from "never there", and is short, so
 that all notes can be looked through every few seconds; and the last turn, which is only counted by.
 
-**What was taken never comes back.** Redis can fall back to an older state: it restarts from a snapshot or a log
-that lacks the last second, or a replica that missed a removal becomes master. So entry and note are stamped
-with the *life* in which they were written, and are not there in any other. A life is the replication history,
-``master_replid`` of ``INFO replication``:
-
-- A server draws a new one when it starts as a master and whenever it becomes master. So each life has one server,
-  the one that drew it, and is over for good once that server ends or becomes a replica: what a master loads
-  from disk, or copies from its own replica before it is master again, bears the stamp of a life that is over.
-  (``run_id`` would not do: it is still the same when a master was demoted, copied an older state from its
-  replica and was promoted again.)
-- A replica shows its master's life; it is refused for its role, even if it was made writable.
-- Within a life the server's state has one line of changes, and GETDEL ends an entry in it.
-
-A script asks for the life and reads or writes in one step, so the life is that of the server that does the work,
-at that moment: connections, fail-overs with two masters at once, and a cluster's nodes, of which each has
-its own life and a redirected call is done as a whole elsewhere, need no book-keeping. A new life costs the
-entries of the one before: those turns are served plain. So does moving a cluster's slots, and, in Redis, the coming
-of the first replica. What makes two servers of one life is not seen: copying a running machine, or a key by hand.
+What is done in one step is a script (``metadata_store.scripts``). With one server, or the master that Sentinels
+name, all calls go over one connection (``metadata_store.pipeline``); in a cluster, and for the looking through, by
+redis-py's own ways.
 """
 
 import asyncio
@@ -30,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
 
+from redis.asyncio import Redis
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import (
     MasterDownError,
@@ -39,8 +25,9 @@ from redis.exceptions import (
     RedisError,
 )
 
-from metadata_store import connections
+from metadata_store import connections, scripts
 from metadata_store.base import LAST_TURN_SECONDS, TOMBSTONE_SECONDS, Absent, NotAsked, StoreError, UnreadableEntry
+from metadata_store.pipeline import NoConnection, Pipeline
 from metadata_store.record import (
     Holding,
     LastTurn,
@@ -60,42 +47,6 @@ _NOTE = ":note"
 _LAST_TURN = ":last"
 _AT_ONCE = 200
 """Keys looked at in one round trip."""
-
-_LIFE = """
-local info = redis.pcall('INFO', 'replication')
-if type(info) ~= 'string' then
-    return redis.error_reply('NOPERM INFO is not allowed: ' .. (type(info) == 'table' and info.err or 'no answer'))
-end
-if not string.find(info, 'role:master', 1, true) then
-    return redis.error_reply('READONLY this server is a replica')
-end
-local life = string.match(info, 'master_replid:(%w+)')
-if not life then
-    return redis.error_reply('NOPERM INFO does not tell master_replid')
-end
-"""
-_REMOVE = f"{_LIFE} return {{life, redis.call('GETDEL', KEYS[1]), redis.call('GETDEL', KEYS[2])}}"
-_DISCARD = f"""{_LIFE}
-redis.call('GETDEL', KEYS[2])
-redis.call('GETDEL', KEYS[3])
-return {{life, redis.call('GETDEL', KEYS[1])}}
-"""
-_PUT = f"""{_LIFE}
-local before = redis.call('SET', KEYS[1], life .. ' ' .. ARGV[1], 'PX', ARGV[2], 'GET')
-redis.call('SET', KEYS[2], life .. ' ' .. ARGV[3], 'PX', ARGV[4])
-return {{life, before, redis.call('SET', KEYS[3], ARGV[5], 'PX', ARGV[6], 'GET')}}
-"""
-_RESTORE = f"""{_LIFE}
-local there = redis.call('GET', KEYS[1])
-local stamp = there and string.match(there, '^(%w+) ')
-if there and (not stamp or stamp == life) then
-    return 0
-end
-redis.call('SET', KEYS[1], life .. ' ' .. ARGV[1], 'PX', ARGV[2])
-redis.call('SET', KEYS[2], life .. ' ' .. ARGV[3], 'PX', ARGV[4])
-return 1
-"""
-_TELL = f"{_LIFE} return life"
 
 _ALLOWED = (
     f"~{_PREFIX}* +eval +info +get +set +getdel +scan +ping +select, in a cluster also +cluster|slots +command +asking"
@@ -117,17 +68,21 @@ class RedisStore:
         self._timeout = timeout
         self._clock = clock
         self._redis = connections.client_for(url, timeout)
+        one = self._redis if isinstance(self._redis, Redis) else None
+        self._pipeline = None if one is None else Pipeline(one.connection_pool, timeout)
 
     async def open(self) -> None:
         """Nothing to make ready: connections are made when needed, since the server may come later."""
 
     async def close(self) -> None:
         """Close all connections."""
+        if self._pipeline is not None:
+            await self._pipeline.close()
         await connections.close(self._redis)
 
     async def take(self, key: str) -> Record | Absent:
         """See ``Store.take``: the script is atomic."""
-        life, entry, note = await self._run(_REMOVE, key)
+        life, entry, note = await self._run(scripts.REMOVE, key)
         if (record := self._alive(entry, life)) is not None:
             return record
         holding = _noted(note, life)
@@ -136,27 +91,23 @@ class RedisStore:
     async def put(self, key: str, record: Record) -> Put:
         """See ``Store.put``."""
         last = encode_last_turn(LastTurn.of(record)), _milliseconds(LAST_TURN_SECONDS)
-        life, displaced, before = await self._run(_PUT, key, *self._written(record), *last)
+        life, displaced, before = await self._run(scripts.PUT, key, *self._written(record), *last)
         return Put(self._alive(displaced, life), _last_turn(before))
 
     async def note_turn(self, key: str, last: LastTurn) -> LastTurn | None:
         """See ``Store.note_turn``."""
-        written = encode_last_turn(last)
-
-        async def swap() -> Any:
-            return await self._redis.set(_keys(key)[2], written, px=_milliseconds(LAST_TURN_SECONDS), get=True)
-
-        return _last_turn(await self._bounded(swap))
+        written = encode_last_turn(last), _milliseconds(LAST_TURN_SECONDS)
+        return _last_turn(await self._run(scripts.NOTE_TURN, key, *written))
 
     async def restore(self, key: str, record: Record) -> bool:
         """See ``Store.restore``. Whoever took an entry has the only one: it may go back into a later life."""
         if record.deadline <= self._clock():
             return False
-        return bool(await self._run(_RESTORE, key, *self._written(record)))
+        return bool(await self._run(scripts.RESTORE, key, *self._written(record)))
 
     async def discard(self, key: str) -> Record | None:
         """See ``Store.discard``."""
-        life, entry = await self._run(_DISCARD, key)
+        life, entry = await self._run(scripts.DISCARD, key)
         return self._alive(entry, life)
 
     async def scan(self) -> AsyncIterator[tuple[str, Holding]]:
@@ -193,20 +144,23 @@ class RedisStore:
     async def _lives(self) -> frozenset[bytes]:
         """Of the server, or of each master of a cluster."""
         redis: Any = self._redis
-        told = await redis.execute_command("EVAL", _TELL, 0, **connections.everywhere(redis))
+        told = await redis.execute_command("EVAL", scripts.TELL, 0, **connections.everywhere(redis))
         return frozenset(told.values() if isinstance(told, dict) else (told,))
 
     async def _run(self, script: str, key: str, *arguments: bytes | int) -> Any:
         """What ``script`` returns for the keys of ``key``."""
-        redis: Any = self._redis
         keys = _keys(key)
+        # Sent whole each time: a few hundred bytes, where EVALSHA may need a second round trip, and a right.
+        return await self._ask(keys[0], "EVAL", script, len(keys), *keys, *arguments)
+
+    async def _ask(self, key: str, *command: str | bytes | int) -> Any:
+        """What the server that has ``key`` answers to ``command``."""
+        if self._pipeline is not None:
+            return await self._told(self._pipeline.ask(*command))
+        redis: Any = self._redis
 
         async def ask() -> Any:
-            # Sent whole each time: a few hundred bytes, where EVALSHA may need a second round trip.
-            return await redis.execute_command(
-                *("EVAL", script, len(keys), *keys, *arguments),
-                **await connections.where(redis, keys[0]),
-            )
+            return await redis.execute_command(*command, **await connections.where(redis, key))
 
         return await self._bounded(ask)
 
@@ -216,7 +170,9 @@ class RedisStore:
         return encode(record), left, encode_holding(Holding.of(record)), left + _milliseconds(TOMBSTONE_SECONDS)
 
     async def _bounded(self, ask: Callable[[], Awaitable[_Answer]]) -> _Answer:
-        try:
+        """What redis-py's client says, in time."""
+
+        async def in_time() -> _Answer:
             async with asyncio.timeout(self._timeout):
                 try:
                     return await ask()
@@ -227,9 +183,15 @@ class RedisStore:
                     # Those that idle are from before the same restart, and each of them would fail a call too.
                     await connections.drop_idle(self._redis)
                     raise
+
+        return await self._told(in_time())
+
+    async def _told(self, answer: Awaitable[_Answer]) -> _Answer:
+        try:
+            return await answer
         except TimeoutError as error:
             raise StoreError(f"Redis did not answer within {self._timeout} s") from error
-        except connections.NoConnection as error:
+        except NoConnection as error:
             raise NotAsked(_said(error.__cause__ or error)) from error
         except (RedisError, RedisClusterException, OSError) as error:
             raise StoreError(_said(error)) from error

@@ -162,10 +162,11 @@ async def test_put_whose_answer_was_lost_is_not_sent_again(redis_server: RedisSe
     between = Between(redis_server)
     async with listening(between.serve) as url, opened(url, timeout=10.0) as store:
         await store.take(KEY)
+        before = between.count(b"EVAL")
         between.break_off = True
         with pytest.raises(StoreError):
             await store.put(KEY, record(time.time() + 300))
-        assert between.count(b"EVAL") == 2
+        assert between.count(b"EVAL") == before + 1
     async with opened(redis_server.url, timeout=10.0) as store:
         assert await store.take(KEY) != Absent.NOTHING
 
