@@ -58,7 +58,7 @@ class Abandoned:
         if isinstance(reply, Failed):
             log.info("prefill keeps an abandoned turn's blocks until its lease ends", detail=reply.detail)
             return
-        await reply.closing.aclose()
+        reply.closing.close()
 
     async def _give_back(self, record: Record) -> None:
         await asyncio.sleep(self._grace)

@@ -2,8 +2,7 @@
 
 import asyncio
 import math
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import Callable
 from enum import StrEnum
 
 from proxy.errors import ApiError, draining, too_many
@@ -42,9 +41,8 @@ class Admission:
         self._closed = False
         self._looking: asyncio.TimerHandle | None = None
 
-    @asynccontextmanager
-    async def place(self, caller: str) -> AsyncIterator[None]:
-        """A place among the running turns, waited for if need be; given back at the end.
+    async def enter(self, caller: str) -> None:
+        """A place among the running turns, waited for if need be; ``leave`` gives it back.
 
         Raises ``ApiError``: 429 if there is no room to wait or it took too long, 503 after ``close``.
         Who is cancelled while waiting leaves the queue at once.
@@ -58,11 +56,11 @@ class Admission:
             if verdict is not Verdict.ADMITTED:
                 raise self._refusal(verdict)
         self._metrics.running.inc()
-        try:
-            yield
-        finally:
-            self._metrics.running.dec()
-            self._give_back()
+
+    def leave(self) -> None:
+        """Who entered is done."""
+        self._metrics.running.dec()
+        self._give_back()
 
     def close(self) -> None:
         """Admit nobody any more. Those who wait are refused now: another replica can serve them at once."""

@@ -1,9 +1,8 @@
 """The leg that answers: a worker's answer or stream, made into what the client gets."""
 
-import asyncio
 import time
 from collections.abc import Callable, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import ExitStack
 from functools import partial
 
 import msgspec
@@ -44,7 +43,7 @@ class AnswerLeg:
 
         ``remember`` is awaited when the answer is complete, before the client is told that it is.
         """
-        async with AsyncExitStack() as closing:
+        with ExitStack() as closing:
             leg = closing.enter_context(self._pool.leg(worker, report.prompt_tokens or 0))
             # An answer in one piece begins when it is complete: the turn's own limit is the only one that fits.
             streams = call.request.streams
@@ -72,7 +71,7 @@ class AnswerLeg:
                 case Answer(status, content_type, content):
                     seen = harvest.take(content)
                     # A client that leaves now must not keep its entry from being stored.
-                    await asyncio.shield(self._background.start(_finish(report, harvest, remember, "whole")))
+                    await call.interruption.uncut(_finish(report, harvest, remember, "whole"))
                     return Reply(status, content_type, content if seen is None else seen, report)
                 case Stream():
                     closing.callback(answer.close)

@@ -3,12 +3,13 @@
 import random
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import msgspec
 
 from proxy.dialects import ClientRequest, Dialect
+from proxy.interruption import Interruption
 from router.fingerprint import Scope
 from router.reuse import Outcome, Reason
 
@@ -39,6 +40,8 @@ class Call(msgspec.Struct, frozen=True):
     scope: Scope
     reuse: bool
     """Whether something may be reused for it; what it leaves is then kept for the next turn."""
+    interruption: Interruption
+    """What may end it before its time."""
 
 
 class Report(msgspec.Struct):
@@ -99,4 +102,4 @@ class Reply:
     content_type: str
     body: bytes | AsyncIterator[bytes]
     report: Report
-    closing: AsyncExitStack = field(default_factory=AsyncExitStack)
+    closing: ExitStack = field(default_factory=ExitStack)

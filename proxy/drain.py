@@ -1,8 +1,9 @@
 """The end of this process: no new turns, and a time by which the running ones are over."""
 
 import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+
+from proxy.interruption import Interruption
 
 
 class Drain:
@@ -11,13 +12,13 @@ class Drain:
     def __init__(self) -> None:
         self.began = False
         self._deadline = 0.0
-        self._limits: set[asyncio.Timeout] = set()
+        self._turns: set[Interruption] = set()
         self._hooks: list[Callable[[], None]] = []
 
     @property
     def running(self) -> int:
         """Turns that are not over."""
-        return len(self._limits)
+        return len(self._turns)
 
     @property
     def left(self) -> float:
@@ -34,23 +35,17 @@ class Drain:
             return
         self.began = True
         self._deadline = asyncio.get_running_loop().time() + seconds
-        for limit in self._limits:
-            self._shorten(limit)
+        for turn in self._turns:
+            turn.shorten(self._deadline)
         for hook in self._hooks:
             hook()
 
-    @contextmanager
-    def turn(self, limit: asyncio.Timeout) -> Iterator[None]:
-        """Counts a running turn, whose time is ``limit``; it is shortened when the process is to end."""
-        self._limits.add(limit)
+    def enter(self, turn: Interruption) -> None:
+        """A turn runs from now on; its time is shortened when the process is to end."""
+        self._turns.add(turn)
         if self.began:
-            self._shorten(limit)
-        try:
-            yield
-        finally:
-            self._limits.discard(limit)
+            turn.shorten(self._deadline)
 
-    def _shorten(self, limit: asyncio.Timeout) -> None:
-        when = limit.when()
-        if not limit.expired() and (when is None or when > self._deadline):
-            limit.reschedule(self._deadline)
+    def leave(self, turn: Interruption) -> None:
+        """It is over."""
+        self._turns.discard(turn)

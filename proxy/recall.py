@@ -84,7 +84,8 @@ class Recall:
             report.label(Outcome.NONE, Reason.NO_CONVERSATION_ID)
             return Recalled()
         nothing = Recalled(key=call.key)
-        taken = await self._take(call.key)
+        # If the client leaves meanwhile, that is noticed at the next wait, when it is known what there is to put back.
+        taken = await call.interruption.uncut(self._memory.take(call.key))
         if isinstance(taken, Unavailable):
             report.label(Outcome.FAILED, Reason.STORE_UNAVAILABLE)
             self._metrics.fallbacks.labels(Reason.STORE_UNAVAILABLE).inc()
@@ -106,21 +107,6 @@ class Recall:
         finally:
             if untouched is not None:
                 await asyncio.shield(self._background.start(self._put_back(call.key, untouched)))
-
-    async def _take(self, key: str) -> Record | Absent | Unavailable:
-        """Take the entry; if the client leaves meanwhile, what was taken goes back."""
-        taking = asyncio.ensure_future(self._memory.take(key))
-        try:
-            return await asyncio.shield(taking)
-        except asyncio.CancelledError:
-
-            async def undo() -> None:
-                taken = await taking
-                if isinstance(taken, Record):
-                    await self._put_back(key, taken)
-
-            self._background.start(undo())
-            raise
 
     async def _put_back(self, key: str, record: Record) -> None:
         await put_back(self._memory, self._releaser, key, record)

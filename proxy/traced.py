@@ -1,7 +1,7 @@
 """The parts of the proxy that a trace tells of, each with spans around what it does."""
 
 from collections.abc import AsyncIterator, Coroutine
-from contextlib import AsyncExitStack
+from contextlib import ExitStack
 from types import TracebackType
 from typing import TypeVar
 
@@ -121,9 +121,9 @@ class TracedAnswerLeg(AnswerLeg):
             return reply
         span.add_event("first token")
         # Closed last, when it is known whether the client got all of it.
-        closing = AsyncExitStack()
+        closing = ExitStack()
         closing.push(answer.closed)
-        closing.push_async_exit(reply.closing)
+        closing.push(reply.closing)
         reply.closing = closing
         return reply
 

@@ -78,7 +78,7 @@ class Turns:
             recalled = replace(recalled, ids=await self._prompt_ids.of(call, report))
         reusable = recalled.verified
         for _ in range(WHOLE_TURNS):
-            prefilled = await self._prefill_unless_left(call, report, recalled, reusable, setbacks)
+            prefilled = await self._prefill(call, report, recalled, reusable, setbacks)
             reusable = None
             if isinstance(prefilled, Refused):
                 return Reply(prefilled.status, prefilled.content_type, prefilled.body, report)
@@ -89,31 +89,17 @@ class Turns:
                 return reply
         return await self._by_one_worker(call, report, setbacks)
 
-    async def _prefill_unless_left(
-        self, call: Call, report: Report, recalled: Recalled, reusable: Verified | None, setbacks: Setbacks
-    ) -> PrefillResult:
-        """Prefill; if the client leaves, nothing of it stays pinned."""
-        prefilling = asyncio.ensure_future(self._prefill(call, report, recalled, reusable, setbacks))
-        try:
-            return await asyncio.shield(prefilling)
-        except asyncio.CancelledError:
-            # It may have ended in this very moment: then its blocks wait for a decode leg.
-            prefilling.cancel()
-            (result,) = await asyncio.gather(prefilling, return_exceptions=True)
-            if isinstance(result, Prefilled):
-                worker = self._pool.choose(Role.DECODE, preferred=recalled.decode)
-                self._abandoned.prefilled(call, recalled, report, worker, result)
-            elif reusable is not None and report.outcome in (Outcome.HIT, Outcome.PARTIAL):
-                self._abandoned.reusing(reusable.record)
-            raise
-
     async def _prefill(
         self, call: Call, report: Report, recalled: Recalled, reusable: Verified | None, setbacks: Setbacks
     ) -> PrefillResult:
         """With reuse where it was verified; if that fails plain; if that fails plain once more."""
         result: PrefillResult = Failed("not tried", sent=False)
         if reusable is not None:
-            result = await self._reuse_leg.send(call, report, recalled.ids, reusable, setbacks)
+            try:
+                result = await self._reuse_leg.send(call, report, recalled.ids, reusable, setbacks)
+            except asyncio.CancelledError:
+                self._abandoned.reusing(reusable.record)
+                raise
             if isinstance(result, Prefilled | Refused | NothingToRead):
                 return result
         for _ in range(PLAIN_PREFILLS):
@@ -155,6 +141,9 @@ class Turns:
             # Counted from now on, so that turns which are chosen a worker meanwhile see each other.
             with self._pool.leg(worker, tokens or 0):
                 await self._room.make(worker, tokens, call.request.max_tokens)
+                if call.interruption.cause is not None:
+                    # It came together with prefill's answer, and waits for a moment in which it can be raised.
+                    await asyncio.sleep(0)
         except asyncio.CancelledError:
             self._abandoned.prefilled(call, recalled, report, worker, prefilled)
             raise

@@ -3,7 +3,7 @@
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 
 import structlog
 from starlette.types import Receive, Scope, Send
@@ -17,6 +17,7 @@ from proxy.conversation import conversation_id, credential
 from proxy.dialects import Dialect
 from proxy.drain import Drain
 from proxy.errors import ApiError, bad_request, draining, internal, too_large, took_too_long
+from proxy.interruption import Cause, Interruption
 from proxy.reuse_switch import ReuseSwitch
 from proxy.settings import Settings
 from proxy.trace_context import trace_context
@@ -128,10 +129,14 @@ class ApiEndpoint:
         response = Response(send, request_id, report)
         try:
             data = await _read_body(headers, receive, self._settings.max_body_bytes)
-            call = self._call(data, headers, request_id)
-            report.conversation = (call.key or "")[:_SHORT_HASH]
-            async with _until_gone(receive):
-                await self._serve(call, _caller(scope, headers), report, response)
+            with Interruption(self._settings.turn_timeout) as interruption:
+                call = self._call(data, headers, request_id, interruption)
+                report.conversation = (call.key or "")[:_SHORT_HASH]
+                watching = asyncio.create_task(_watch(receive, interruption))
+                try:
+                    await self._serve(call, _caller(scope, headers), report, response)
+                finally:
+                    watching.cancel()
         except ApiError as error:
             await response.refuse(error, ending=self._drain.began)
         except ClientGone:
@@ -143,18 +148,26 @@ class ApiEndpoint:
             self._account.of(self._dialect.name, request_id, report)
 
     async def _serve(self, call: Call, caller: str, report: Report, response: Response) -> None:
-        """The turn, from its place in the queue to the last byte, within its time. Raises ``ApiError``."""
-        limit = asyncio.timeout(self._settings.turn_timeout)
+        """The turn, from its place in the queue to the last byte, within its time.
+
+        Raises ``ApiError``, and ``ClientGone`` when what ran for the client has ended.
+        """
         try:
-            async with limit, self._admission.place(caller):
+            await self._admission.enter(caller)
+            try:
                 report.queue_seconds = time.perf_counter() - report.started
-                with self._drain.turn(limit):
-                    reply = await self._turns.serve(call, report)
-                    async with reply.closing:
-                        await response.send(reply)
-        except TimeoutError:
-            if not limit.expired():
+                self._drain.enter(call.interruption)
+                reply = await self._turns.serve(call, report)
+                with reply.closing:
+                    await response.send(reply)
+            finally:
+                self._drain.leave(call.interruption)
+                self._admission.leave()
+        except asyncio.CancelledError:
+            if not call.interruption.was_it():
                 raise
+            if call.interruption.cause is Cause.CLIENT_LEFT:
+                raise ClientGone from None
             error = draining() if self._drain.began else took_too_long(self._settings.turn_timeout)
             if not response.begun:
                 raise error from None
@@ -162,7 +175,7 @@ class ApiEndpoint:
                 async with asyncio.timeout(_FAREWELL_SECONDS):
                     await response.break_off(error)
 
-    def _call(self, data: bytes, headers: Mapping[str, str], request_id: str) -> Call:
+    def _call(self, data: bytes, headers: Mapping[str, str], request_id: str, interruption: Interruption) -> Call:
         """The request as a turn wants it. Raises ``ApiError`` (400)."""
         try:
             members = body.parse(data)
@@ -181,6 +194,7 @@ class ApiEndpoint:
             key=None if named is None else conversation_key(self._secret, caller, request.model, named),
             scope=TokenScope(self._secret, request.model, request.cache_salt),
             reuse=self._switch.reuse(headers),
+            interruption=interruption,
         )
 
 
@@ -203,30 +217,11 @@ async def _read_body(headers: Mapping[str, str], receive: Receive, limit: int) -
             return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-@contextlib.asynccontextmanager
-async def _until_gone(receive: Receive) -> AsyncIterator[None]:
-    """Cancels what is inside when the client goes away, and raises ``ClientGone`` when that has ended."""
-    serving = asyncio.current_task()
-    gone = False
-
-    async def watch() -> None:
-        nonlocal gone
-        while (await receive())["type"] != "http.disconnect":
-            pass
-        if serving is not None:
-            gone = True
-            serving.cancel()
-
-    watching = asyncio.create_task(watch())
-    try:
-        yield
-    except asyncio.CancelledError:
-        # Somebody else's cancellation goes on, also where it comes on top of ours.
-        if gone and serving is not None and not serving.uncancel():
-            raise ClientGone from None
-        raise
-    finally:
-        watching.cancel()
+async def _watch(receive: Receive, interruption: Interruption) -> None:
+    """Ends the turn when its client goes away."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    interruption.interrupt(Cause.CLIENT_LEFT)
 
 
 def _caller(scope: Scope, headers: Mapping[str, str]) -> str:

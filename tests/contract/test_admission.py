@@ -178,7 +178,7 @@ async def test_a_worker_that_comes_up_brings_places() -> None:
     """Nobody's turn ended, and yet there is room."""
     places = 1
     admission = Admission(lambda: places, 9, GENEROUS, Metrics())
-    async with admission.place("a"):
+    async with place(admission, "a"):
         waiting = asyncio.create_task(pass_through(admission))
         await asyncio.sleep(0.01)
         assert not waiting.done()
@@ -188,7 +188,7 @@ async def test_a_worker_that_comes_up_brings_places() -> None:
 
 async def test_a_place_given_to_one_who_leaves_at_that_moment_is_not_lost() -> None:
     admission = Admission(lambda: 1, 9, GENEROUS, Metrics())
-    async with admission.place("a"):
+    async with place(admission, "a"):
         leaving = asyncio.create_task(pass_through(admission))
         staying = asyncio.create_task(pass_through(admission))
         await asyncio.sleep(0)
@@ -201,7 +201,7 @@ async def test_a_place_given_to_one_who_leaves_at_that_moment_is_not_lost() -> N
 
 async def test_who_waits_when_the_process_is_to_end_is_refused_at_once() -> None:
     admission = Admission(lambda: 1, 9, GENEROUS, Metrics())
-    async with admission.place("a"):
+    async with place(admission, "a"):
         waiting = asyncio.create_task(pass_through(admission))
         await asyncio.sleep(0)
         admission.close()
@@ -211,8 +211,17 @@ async def test_who_waits_when_the_process_is_to_end_is_refused_at_once() -> None
             await pass_through(admission)
 
 
+@contextlib.asynccontextmanager
+async def place(admission: Admission, caller: str) -> AsyncIterator[None]:
+    await admission.enter(caller)
+    try:
+        yield
+    finally:
+        admission.leave()
+
+
 async def pass_through(admission: Admission) -> None:
-    async with admission.place("b"):
+    async with place(admission, "b"):
         pass
 
 
