@@ -62,6 +62,8 @@ class _Answer(msgspec.Struct):
         return None
 
 
+_answer = msgspec.json.Decoder(_Answer).decode
+
 _BYTES_PER_TOKEN = 4
 
 
@@ -109,7 +111,7 @@ class PrefillLeg:
         if not isinstance(answer, Answer):
             return answer
         try:
-            read = msgspec.json.decode(answer.body, type=_Answer)
+            read = _answer(answer.body)
         except msgspec.DecodeError as error:
             return Failed(f"its answer is not as expected: {error}", answer.status)
         result = self._result(read, ids, told, reuse)

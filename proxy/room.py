@@ -64,24 +64,29 @@ class Room:
         """Stop watching."""
         await end(self._watching)
 
-    async def make(self, worker: Worker, prompt_tokens: int | None, max_tokens: int | None) -> None:
-        """Release so many of the oldest entries on ``worker`` that a request of this size fits.
+    def is_ample(self, worker: Worker, prompt_tokens: int | None, max_tokens: int | None) -> bool:
+        """Whether a request of this size surely fits on ``worker``, or nobody can tell: there is nothing to make."""
+        cache = _cache(worker)
+        if cache is None or prompt_tokens is None:
+            return True
+        retained = self._ledger.blocks_on(worker.name, worker.generation)
+        if not retained:
+            return True
+        told = worker.reported.kv_usage if worker.reported is not None else None
+        used = max(self._ours(worker, cache, worker.in_flight_tokens), cache.blocks * (told or 0.0))
+        return used + cache.needed(prompt_tokens, max_tokens) <= cache.blocks * _QUIET_SHARE
 
-        Returns when they are released, or after a few seconds; at once where there is room, or where the
-        worker or the request do not tell their size.
+    async def make(self, worker: Worker, prompt_tokens: int | None, max_tokens: int | None) -> None:
+        """Release so many of the oldest entries on ``worker`` that a turn of this size, which counts as running, fits.
+
+        Returns when they are released, or after a few seconds.
         """
         cache = _cache(worker)
         if cache is None or prompt_tokens is None:
             return
-        retained = self._ledger.blocks_on(worker.name, worker.generation)
         needed = cache.needed(prompt_tokens, max_tokens)
-        # The turn's own tokens are among those in flight.
         running = max(0, worker.in_flight_tokens - prompt_tokens)
-        ours = retained + -(-running // cache.block_size)
-        told = worker.reported.kv_usage if worker.reported is not None else None
-        if not retained or max(ours, cache.blocks * (told or 0.0)) + needed <= cache.blocks * _QUIET_SHARE:
-            return
-        used = max(ours, await self._reported(worker, cache))
+        used = max(self._ours(worker, cache, running), await self._reported(worker, cache))
         entries = self._ledger.on(worker.name, worker.generation)
         chosen = to_free(entries, used + needed - cache.blocks)
         if chosen:
@@ -95,6 +100,10 @@ class Room:
                 blocks_in_use=used,
                 blocks=cache.blocks,
             )
+
+    def _ours(self, worker: Worker, cache: Cache, running_tokens: int) -> int:
+        """Blocks in use, as far as this process knows."""
+        return self._ledger.blocks_on(worker.name, worker.generation) - (-running_tokens // cache.block_size)
 
     async def relieve(self, worker: Worker, ended_tokens: int) -> None:
         """A turn of ``ended_tokens`` prompt tokens left an entry more on ``worker``.

@@ -1,5 +1,7 @@
 """What went wrong so far in one turn, and whether it is worth going on."""
 
+from collections import defaultdict
+
 import structlog
 
 from proxy.call import Call, Report
@@ -21,7 +23,7 @@ class Setbacks:
         self._call = call
         self._report = report
         self._metrics = metrics
-        self._failed: dict[Role, list[str]] = {role: [] for role in Role}
+        self._failed: defaultdict[Role, list[str]] = defaultdict(list)
         self._broken: set[str] = set()
 
     def failed(self, role: Role) -> tuple[str, ...]:

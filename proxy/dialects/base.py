@@ -181,7 +181,7 @@ class Dialect(ABC):
             members["return_token_ids"] = _TRUE
         if ids is not None:
             members, params = self.with_ids(self.without_history(members), ids, params)
-        return dump(members | {"kv_transfer_params": msgspec.Raw(dump(params))})
+        return _with_params(members, params)
 
     def decode_leg(
         self, request: ClientRequest, params: Members | None, ids: msgspec.Raw | None, *, tell_ids: bool
@@ -198,7 +198,11 @@ class Dialect(ABC):
             return dump(members)
         if ids is not None:
             members, params = self.with_ids(members, ids, params)
-        return dump(members | {"kv_transfer_params": msgspec.Raw(dump(params))})
+        return _with_params(members, params)
+
+
+def _with_params(members: Members, params: Members) -> bytes:
+    return msgspec.json.encode({**members, "kv_transfer_params": params})
 
 
 def served_alone(members: Members) -> Reason | None:

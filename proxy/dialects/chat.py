@@ -25,6 +25,8 @@ class _Rendered(msgspec.Struct):
     features: msgspec.Raw = NULL
 
 
+_rendered = msgspec.json.Decoder(_Rendered).decode
+
 _TEXT_MEMBERS = frozenset(
     {"type", "text", "refusal", "thinking", "reasoning", "cache_control", "annotations", "signature"}
 )
@@ -85,7 +87,7 @@ class ChatCompletions(Dialect):
 
     def rendered_ids(self, answer: bytes) -> TokenIds | None:
         """See ``Dialect.rendered_ids``."""
-        rendered = msgspec.json.decode(answer, type=_Rendered)
+        rendered = _rendered(answer)
         return TokenIds.read(rendered.token_ids) if bytes(rendered.features) == b"null" else None
 
     def with_ids(self, members: Members, ids: msgspec.Raw, params: Members) -> tuple[Members, Members]:
