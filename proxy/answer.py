@@ -74,19 +74,19 @@ class AnswerLeg:
                     await call.interruption.uncut(_finish(report, harvest, remember, "whole"))
                     return Reply(status, content_type, content if seen is None else seen, report)
                 case Stream():
-                    closing.callback(answer.close)
                     following = Events(answer.parts())
+                    finish = partial(_finish, report, harvest, remember, "stream")
+                    relay = Relay(answer, following, harvest, finish, call.interruption, self._background)
+                    closing.callback(relay.left)
                     first = await _beginning(following)
                     leg.ended(first)
                     if isinstance(first, Failed):
                         return first
+                    following.put_back(first)
                     # The engine sends its headers at once; only now it has begun to answer.
                     answer.allow_gaps(self._settings.gap_timeout)
                     report.first_part = time.perf_counter()
-                    finish = partial(_finish, report, harvest, remember, "stream")
-                    relay = Relay(first, following, harvest, finish, answer.is_over, self._background)
-                    closing.callback(relay.left)
-                    return Reply(answer.status, answer.content_type, relay.parts(), report, closing.pop_all())
+                    return Reply(answer.status, answer.content_type, relay, report, closing.pop_all())
         raise AssertionError("every kind of answer returns")
 
 

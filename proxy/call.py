@@ -2,9 +2,10 @@
 
 import random
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import msgspec
 
@@ -94,12 +95,22 @@ class Report(msgspec.Struct):
             self.reused_tokens = 0
 
 
+class Parts(Protocol):
+    """A body that comes in parts."""
+
+    over: bool
+    """Whether nothing follows what ``next`` gave."""
+
+    async def next(self) -> bytes:
+        """The next part; not to be asked for when it is over."""
+
+
 @dataclass
 class Reply:
     """What the client gets. ``closing`` must be closed whether or not the body was read to its end."""
 
     status: int
     content_type: str
-    body: bytes | AsyncIterator[bytes]
+    body: bytes | Parts
     report: Report
     closing: ExitStack = field(default_factory=ExitStack)

@@ -1,9 +1,7 @@
 """Decode's stream on its way to the client: each event the moment it arrives."""
 
-import asyncio
-import contextlib
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 
 import msgspec
 
@@ -11,13 +9,12 @@ from proxy.background import Background
 from proxy.body import NotAnObject, parse, read
 from proxy.errors import broken_off
 from proxy.harvest import Harvest
+from proxy.interruption import Interruption
 from proxy.sse import Events, data_of, is_end, with_data
 from proxy.usual_chunk import is_opening
-from proxy.worker_stream import BrokenOff
+from proxy.worker_stream import BrokenOff, Stream
 
 Finish = Callable[[], Coroutine[object, None, None]]
-
-_READ_OUT_SECONDS = 1.0
 
 
 def cleaned(event: bytes, harvest: Harvest) -> bytes | None:
@@ -70,74 +67,72 @@ class Relay:
 
     def __init__(
         self,
-        begun: bytes,
+        stream: Stream,
         following: Events,
         harvest: Harvest,
         finish: Finish,
-        is_over: Callable[[], bool],
+        interruption: Interruption,
         background: Background,
     ) -> None:
-        """``begun`` are the events that were read already, ``following`` brings the others.
+        """``following`` brings the events of ``stream``.
 
         ``finish`` is done once, when all was learned that the stream tells, and before the client is told its end,
-        so that a client which goes on at once finds its entry. ``is_over`` tells whether the worker's answer ended.
+        so that a client which goes on at once finds its entry.
         """
-        self._begun = begun
+        self.over = False
+        """Whether nothing follows what ``next`` gave."""
+        self._stream = stream
         self._following = following
         self._harvest = harvest
         self._finish = finish
-        self._is_over = is_over
+        self._interruption = interruption
         self._background = background
-        self._finishing: asyncio.Task[None] | None = None
+        self._told_at: float | None = None
+        self._end = b""
+        self._settled = False
 
-    async def parts(self) -> AsyncIterator[bytes]:
-        """What the client gets: everything, the moment it comes, without what is private.
+    async def next(self) -> bytes:
+        """What the client gets next, until ``over``: everything, the moment it comes, without what is private.
 
         A stream that breaks off ends with an error event and without the API's end, never as if complete.
         """
+        if self._told_at is not None:
+            # A client that reads slowly makes decode's end look later than it was.
+            self._harvest.held_up += time.monotonic() - self._told_at
+            self._told_at = None
         try:
-            arrived = self._begun or await self._following.arrived()
-            while arrived:
-                told, ended = self._cleaned(arrived)
+            while not self._end and (arrived := await self._following.arrived()):
+                told, self._end = self._cleaned(arrived)
                 if told:
-                    asked = time.monotonic()
-                    yield told
-                    # A client that reads slowly makes decode's end look later than it was.
-                    self._harvest.held_up += time.monotonic() - asked
-                if ended is not None:
-                    # A client that leaves now must not keep its entry from being stored.
-                    await asyncio.shield(self._settle())
-                    yield ended
-                    await self._read_out()
-                    return
-                arrived = await self._following.arrived()
+                    self._told_at = time.monotonic()
+                    return told
         except BrokenOff as error:
-            detail = str(error)
-        else:
-            detail = "the worker closed the stream before its end"
-        self._harvest.failed = True
-        yield broken_off(detail).event()
+            return self._broken_off(str(error))
+        if not self._end:
+            return self._broken_off("the worker closed the stream before its end")
+        if not self._settled:
+            self._settled = True
+            # A client that leaves now must not keep its entry from being stored.
+            await self._interruption.uncut(self._finish())
+        self.over = True
+        return self._end
 
     def left(self) -> None:
         """The client is gone, or all was sent. What decode retained by then is remembered either way."""
-        if self._harvest.complete:
-            self._settle()
+        if self._harvest.complete and not self._settled:
+            self._settled = True
+            self._background.start(self._finish())
+        if self._end:
+            self._stream.leave()
+        else:
+            self._stream.close()
 
-    def _settle(self) -> asyncio.Task[None]:
-        if self._finishing is None:
-            self._finishing = self._background.start(self._finish())
-        return self._finishing
+    def _broken_off(self, detail: str) -> bytes:
+        self._harvest.failed = True
+        self.over = True
+        return broken_off(detail).event()
 
-    async def _read_out(self) -> None:
-        """To the end of the connection's answer, so that it can be used again."""
-        if self._is_over():
-            return
-        with contextlib.suppress(BrokenOff, TimeoutError):
-            async with asyncio.timeout(_READ_OUT_SECONDS):
-                while await self._following.arrived():
-                    pass
-
-    def _cleaned(self, arrived: bytes) -> tuple[bytes, bytes | None]:
+    def _cleaned(self, arrived: bytes) -> tuple[bytes, bytes]:
         """What of it the client gets, and the API's end if that is among it: nothing counts after that."""
         harvest = self._harvest
         told: list[bytes] = []
@@ -148,4 +143,4 @@ class Relay:
                 return b"".join(told), event
             elif (kept := cleaned(event, harvest)) is not None:
                 told.append(kept)
-        return b"".join(told), None
+        return b"".join(told), b""

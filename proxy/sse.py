@@ -16,6 +16,11 @@ class Events:
         """``parts``: the stream's bytes, cut anywhere."""
         self._parts = parts
         self._rest = bytearray()
+        self._put_back = b""
+
+    def put_back(self, events: bytes) -> None:
+        """Have ``arrived`` give these next."""
+        self._put_back = events
 
     async def arrived(self) -> bytes:
         """Those that arrived together, each with the empty line that ends it; nothing once there are no more.
@@ -23,6 +28,9 @@ class Events:
         An event that was not ended is passed on, ended, if it is all there; half an event is dropped: its reader
         could make no sense of it, nor of what comes after it.
         """
+        if self._put_back:
+            events, self._put_back = self._put_back, b""
+            return events
         async for part in self._parts:
             if ended := self._ended_by(part):
                 return ended

@@ -1,5 +1,6 @@
 """A worker over HTTP: send something, get a typed answer or a typed failure. Nothing is raised but cancellation."""
 
+import asyncio
 import ssl
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -168,7 +169,11 @@ class Upstream:
     async def post(
         self, to: Server, path: str, body: bytes, timeout: float, request_id: str = ""
     ) -> Answer | Refused | Failed:
-        """Send ``body`` and read the whole answer, all within ``timeout`` seconds."""
+        """Send ``body`` and read the whole answer, all within ``timeout`` seconds.
+
+        An answer that came when the caller was being cancelled is given all the same; it is the caller's next wait
+        that raises the cancellation.
+        """
         route = self._route(to)
         with Wait(timeout, route.waits) as wait:
             sent = await self._post(route, to, path, body, request_id, wait)
@@ -263,15 +268,26 @@ async def _answered(sent: _Sent, wait: Wait, until: Until) -> Failed | None:
     try:
         while not (answer.over or answer.broken or wait.over or (until is Until.HEAD and answer.status)):
             await connection.more(until)
-    except BaseException:
-        connection.drop(answer)
-        raise
+    except asyncio.CancelledError:
+        if not answer.over:
+            connection.drop(answer)
+            raise
+        # It came in the very moment of the cancellation, and may name what the worker keeps: it is not to be lost.
+        _cancel_at_the_next_wait()
     if answer.broken:
         return Failed(f"the connection broke: {answer.broken}")
     if answer.over or (until is Until.HEAD and answer.status):
         return None
     connection.drop(answer)
     return Failed(_too_late(wait))
+
+
+def _cancel_at_the_next_wait() -> None:
+    task = asyncio.current_task()
+    if task is not None:
+        task.cancel()
+        # Whoever cancelled did so once.
+        task.uncancel()
 
 
 async def _whole(sent: _Sent, wait: Wait) -> Answer | Refused | Failed:

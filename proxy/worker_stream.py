@@ -7,13 +7,16 @@ from proxy.gap import GapWatch
 from proxy.http_answer import HttpAnswer
 from proxy.worker_connection import Until, WorkerConnection
 
+_END_SECONDS = 1.0
+"""For an answer's end, after the last of it that matters."""
+
 
 class BrokenOff(Exception):
     """A stream ended before its end: connection lost, or nothing came for too long."""
 
 
 class Stream:
-    """An answer that comes in parts. Must be closed; closing it early makes the engine stop."""
+    """An answer that comes in parts. Must be closed, or left at its end; closing it early makes the engine stop."""
 
     def __init__(
         self, connection: WorkerConnection, answer: HttpAnswer, gap_timeout: float, others: set["Stream"]
@@ -55,9 +58,13 @@ class Stream:
                 finally:
                     gap.end()
 
-    def is_over(self) -> bool:
-        """Whether the worker's answer ended, and as it should."""
-        return self._answer.over
+    def leave(self) -> None:
+        """All that matters was read. What is left, the answer's end, is read in passing, so that the connection can be
+        used again; if it does not come soon, the connection is closed."""
+        self._gap.stop()
+        self._others.discard(self)
+        if not self._answer.over:
+            asyncio.get_running_loop().call_later(_END_SECONDS, self._connection.drop, self._answer)
 
     def close(self) -> None:
         """Close the connection, unless the answer is over: it serves others then."""

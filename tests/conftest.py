@@ -1,11 +1,16 @@
-"""What all tests share: a real Redis server."""
+"""What all tests share: a real Redis server, and how examples are generated."""
 
 import contextlib
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.redis_server import RedisServer, Start
+
+# Machines are noisy: how long an example takes says nothing of the code.
+settings.register_profile("any machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any machine")
 
 
 @pytest.fixture(scope="session")

@@ -60,9 +60,10 @@ class Response:
         # What sits between us and the client must not hold events back.
         extra = [(b"cache-control", b"no-cache"), (b"x-accel-buffering", b"no")]
         await self._start(reply.status, reply.content_type, extra)
-        async for part in reply.body:
-            await self._send({"type": "http.response.body", "body": part, "more_body": True})
-        await self._send({"type": "http.response.body", "body": b""})
+        parts = reply.body
+        while not parts.over:
+            part = await parts.next()
+            await self._send({"type": "http.response.body", "body": part, "more_body": not parts.over})
 
     async def refuse(self, error: ApiError, *, ending: bool) -> None:
         """An answer of our own; ``ending`` if the client had better open its next connection elsewhere."""

@@ -41,7 +41,6 @@ def true_common(held: list[int], prompt: list[int]) -> int:
     return count
 
 
-@settings(deadline=None)
 @given(tokens, tokens)
 def test_never_more_than_the_true_common_prefix(held: list[int], prompt: list[int]) -> None:
     common = common_prefix(fingerprint(held, SCOPE), prompt, SCOPE)
@@ -50,13 +49,11 @@ def test_never_more_than_the_true_common_prefix(held: list[int], prompt: list[in
     assert truth - common < STEP
 
 
-@settings(deadline=None)
 @given(tokens, tokens)
 def test_all_held_is_found_when_it_begins_the_prompt(held: list[int], more: list[int]) -> None:
     assert common_prefix(fingerprint(held, SCOPE), held + more, SCOPE) == len(held)
 
 
-@settings(deadline=None)
 @given(tokens, st.data())
 def test_one_changed_token_ends_the_prefix_before_it(held: list[int], data: st.DataObject) -> None:
     if not held:
@@ -66,7 +63,6 @@ def test_one_changed_token_ends_the_prefix_before_it(held: list[int], data: st.D
     assert common_prefix(fingerprint(held, SCOPE), changed, SCOPE) == place - place % STEP
 
 
-@settings(deadline=None)
 @given(tokens, st.data())
 def test_shorter_prompt_shares_its_whole_steps(held: list[int], data: st.DataObject) -> None:
     size = data.draw(st.integers(0, len(held)))

@@ -13,9 +13,11 @@ from hypothesis import strategies as st
 
 from proxy.background import Background
 from proxy.harvest import Harvest
-from proxy.relay import Relay
+from proxy.interruption import Interruption
+from proxy.relay import Finish, Relay
 from proxy.sse import Events, each
 from proxy.worker_stream import BrokenOff, Stream
+from tests.running import GENEROUS
 from tests.unit.test_harvest import CHAT_STREAM, PARAMS, TEXT_STREAM, chat_chunk, without
 
 DONE = b"data: [DONE]\n\n"
@@ -27,6 +29,13 @@ class Parts:
     def __init__(self, parts: Iterable[bytes], broken: str | None = None) -> None:
         self._parts = list(parts)
         self._broken = broken
+        self.became: list[str] = []
+
+    def leave(self) -> None:
+        self.became.append("left")
+
+    def close(self) -> None:
+        self.became.append("closed")
 
     async def parts(self) -> AsyncIterator[bytes]:
         for part in self._parts:
@@ -47,6 +56,10 @@ async def cut(parts: Iterable[bytes]) -> list[bytes]:
     return found
 
 
+def relay_of(source: Stream, harvest: Harvest, finish: Finish) -> Relay:
+    return Relay(source, Events(source.parts()), harvest, finish, Interruption(GENEROUS), Background())
+
+
 async def relayed(
     parts: Iterable[bytes], broken: str | None = None, *, wants: bool = False
 ) -> tuple[list[bytes], Harvest, list[int]]:
@@ -58,10 +71,10 @@ async def relayed(
     async def finish() -> None:
         remembered.append(len(got))
 
-    relay = Relay(b"", Events(stream(parts, broken).parts()), harvest, finish, lambda: False, Background())
-    async for told in relay.parts():
+    relay = relay_of(stream(parts, broken), harvest, finish)
+    while not relay.over:
         # One by one, since ``finish`` looks at how many there were.
-        got += each(told)
+        got += each(await relay.next())
     return got, harvest, remembered
 
 
@@ -72,7 +85,7 @@ def framed(chunks: Iterable[bytes]) -> list[bytes]:
 WIRE = b"".join([*framed(CHAT_STREAM), DONE])
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.lists(st.integers(0, len(WIRE)), max_size=12), st.booleans())
 async def test_events_are_the_same_wherever_the_reads_are_cut(places: list[int], crlf: bool) -> None:
     wire = WIRE.replace(b"\n", b"\r\n") if crlf else WIRE
@@ -169,7 +182,55 @@ async def test_what_was_read_ahead_comes_first_and_is_cleaned_too() -> None:
     async def finish() -> None:
         return None
 
-    relay = Relay(b"".join(wire[:2]), Events(stream(wire[2:]).parts()), harvest, finish, lambda: False, Background())
-    got = [event async for told in relay.parts() for event in each(told)]
+    source = stream(wire[2:])
+    following = Events(source.parts())
+    following.put_back(b"".join(wire[:2]))
+    relay = Relay(source, following, harvest, finish, Interruption(GENEROUS), Background())
+    got: list[bytes] = []
+    while not relay.over:
+        got += each(await relay.next())
     assert got == (await relayed(wire))[0]
     assert harvest.tokens == [1, 2, 3, 10, 11, 12, 13, 2]
+
+
+async def test_a_stream_is_left_at_its_end_and_closed_before_it() -> None:
+    """A connection whose answer was not read to its end cannot serve others, and the engine must stop."""
+    harvest = Harvest(client_wants_ids=False)
+    wire = [*framed(CHAT_STREAM), DONE]
+
+    async def finish() -> None:
+        return None
+
+    for reads, became in ((len(wire), "left"), (1, "closed")):
+        source = Parts(wire)
+        relay = relay_of(cast(Stream, source), harvest, finish)
+        for _ in range(reads):
+            await relay.next()
+        relay.left()
+        assert source.became == [became]
+
+
+async def test_the_end_is_told_with_nothing_behind_it() -> None:
+    relay = relay_of(stream([*framed(CHAT_STREAM), DONE, b"data: more\n\n"]), Harvest(client_wants_ids=False), nothing)
+    got = b""
+    while not relay.over:
+        got = await relay.next()
+    assert got == DONE
+
+
+async def test_an_entry_is_stored_once_where_a_client_leaves_before_the_end() -> None:
+    stored: list[int] = []
+
+    async def finish() -> None:
+        stored.append(1)
+
+    relay = relay_of(stream([*framed(CHAT_STREAM), DONE]), Harvest(client_wants_ids=False), finish)
+    while not relay.over:
+        await relay.next()
+        # All was learned with the last chunk, which comes before the end.
+    relay.left()
+    assert stored == [1]
+
+
+async def nothing() -> None:
+    return None

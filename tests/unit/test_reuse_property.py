@@ -162,7 +162,7 @@ def plain(**changes: Any) -> Case:
     return Case(**usual | changes)
 
 
-@settings(max_examples=1000, deadline=None)
+@settings(max_examples=1000)
 @given(cases())
 @example(plain())
 @example(plain(surplus=1))
@@ -214,7 +214,7 @@ def test_spread_context_is_reused_when_all_came_back() -> None:
     assert computed == Computed(tokens=100, wrong=[], from_remote=100)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(cases())
 def test_equal_beginning_is_reused_to_within_a_step(case: Case) -> None:
     """Not only never wrong: what is equal is not given away either."""
@@ -299,6 +299,6 @@ def is_wrong(case: Case, decided_by: Decide) -> bool:
     ],
 )
 def test_model_of_the_engine_catches_a_careless_router(careless: Decide) -> None:
-    quick = settings(max_examples=5000, deadline=None, phases=[Phase.generate], database=None, derandomize=True)
+    quick = settings(max_examples=5000, phases=[Phase.generate], database=None, derandomize=True)
     caught = find(cases(), lambda case: is_wrong(case, careless), settings=quick)
     assert not is_wrong(caught, decide)

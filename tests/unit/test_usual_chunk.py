@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator, Iterable, Sequence
 from itertools import pairwise
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -15,9 +16,12 @@ from hypothesis import strategies as st
 from proxy.background import Background
 from proxy.errors import broken_off
 from proxy.harvest import Harvest
+from proxy.interruption import Interruption
 from proxy.relay import Relay, names_role_only
 from proxy.sse import Events, data_of, is_end, with_data
 from proxy.usual_chunk import UsualChunks, is_opening, without_prompt
+from proxy.worker_stream import Stream
+from tests.running import GENEROUS
 
 
 def carried(event: bytes) -> Any:
@@ -130,8 +134,12 @@ async def relayed(reads: Iterable[bytes], harvest: Harvest) -> bytes:
     async def finish() -> None:
         return None
 
-    relay = Relay(b"", Events(parts()), harvest, finish, lambda: True, Background())
-    return b"".join([told async for told in relay.parts()])
+    source = cast(Stream, SimpleNamespace(leave=lambda: None))
+    relay = Relay(source, Events(parts()), harvest, finish, Interruption(GENEROUS), Background())
+    told = b""
+    while not relay.over:
+        told += await relay.next()
+    return told
 
 
 def read_in_full(stream: Sequence[bytes], harvest: Harvest) -> bytes:

@@ -13,6 +13,7 @@ import pytest
 
 from proxy.traced import TracedUpstream
 from proxy.upstream import Answer, Failed, Refused, RenderServer, Upstream, forwarding
+from proxy.worker_connection import WorkerConnection
 from proxy.worker_stream import BrokenOff, Stream
 from tests.running import eventually
 from tests.unit.upstream.scripted_worker import (
@@ -52,6 +53,10 @@ async def read(got: Stream) -> bytes:
         return b"".join([part async for part in got.parts()])
     finally:
         got.close()
+
+
+def ended(got: Stream) -> bool:
+    return got._answer.over
 
 
 async def test_what_a_worker_gets(upstream: Upstream) -> None:
@@ -370,10 +375,10 @@ async def test_a_stream_brings_what_arrives_when_it_arrives(upstream: Upstream) 
         assert got.content_type == "text/event-stream; charset=utf-8"
         parts = got.parts()
         assert await anext(parts) == b"data: 1\n\ndata: 2\n\n", "what arrived together is one part"
-        assert not got.is_over()
+        assert not ended(got)
         go_on.set()
         assert await anext(parts) == b"data: 3\n\n"
-        assert got.is_over()
+        assert ended(got)
         with pytest.raises(StopAsyncIteration):
             await anext(parts)
         got.close()
@@ -384,12 +389,82 @@ async def test_a_streams_connection_is_used_again_when_it_is_over(upstream: Upst
     async with worker(answering(answer, answer, whole(b"ok"))) as there:
         assert await read(await stream(upstream, there)) == b"data: 1\n\n"
         unread = await stream(upstream, there)
-        await eventually(unread.is_over)
+        await eventually(lambda: ended(unread))
         assert isinstance(await upstream.get(there.server, "/", 10), Answer)
         unread.close()
         assert await read(unread) == b"data: 1\n\n", "it is another's connection by now, and not closed under it"
         assert len(there.connections) == 1
         assert not there.over
+
+
+async def test_the_end_of_a_stream_that_was_left_is_read_in_passing(upstream: Upstream) -> None:
+    """The connection serves others then, and nobody had to wait for it."""
+    go_on = asyncio.Event()
+
+    async def streams(connection: Connection) -> None:
+        await connection.request()
+        connection.send(STREAM_HEAD + chunk(b"data: [DONE]\n\n"))
+        await go_on.wait()
+        connection.send(chunk(b""))
+        await answering(whole(b"ok"))(connection)
+
+    async with worker(streams) as there:
+        got = await stream(upstream, there)
+        assert await anext(got.parts()) == b"data: [DONE]\n\n"
+        got.leave()
+        assert not ended(got)
+        go_on.set()
+        await eventually(lambda: ended(got))
+        assert isinstance(await upstream.get(there.server, "/", 10), Answer)
+        assert len(there.connections) == 1
+
+
+async def test_a_stream_that_was_left_and_does_not_end_is_closed(
+    upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("proxy.worker_stream._END_SECONDS", 0.01)
+
+    async def streams(connection: Connection) -> None:
+        await connection.request()
+        connection.send(STREAM_HEAD + chunk(b"data: [DONE]\n\n"))
+        await connection.until_closed()
+
+    async with worker(streams) as there:
+        got = await stream(upstream, there)
+        assert await anext(got.parts()) == b"data: [DONE]\n\n"
+        got.leave()
+        await eventually(lambda: there.over)
+        assert await no_connections(upstream)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+async def test_an_answer_that_comes_together_with_the_callers_cancellation_is_not_lost(
+    streams: bool, upstream: Upstream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may name blocks that the worker keeps for whoever asked."""
+    got: list[object] = []
+
+    async def ask(to: RenderServer) -> None:
+        if streams:
+            got.append(await upstream.stream(to, "/", b"{}", first_byte_timeout=9, gap_timeout=9, request_id="r"))
+        else:
+            got.append(await upstream.post(to, "/", b"{}", 10))
+        got.append("not cancelled yet")
+        await asyncio.Event().wait()
+
+    async with worker(answering(whole(b"{}", JSON))) as there:
+        asking = asyncio.create_task(ask(there.server))
+        wake = WorkerConnection.wake
+
+        def wake_and_cancel(connection: WorkerConnection) -> None:
+            wake(connection)
+            asking.cancel()
+
+        monkeypatch.setattr(WorkerConnection, "wake", wake_and_cancel)
+        with pytest.raises(asyncio.CancelledError):
+            await asking
+        assert got == [Answer(200, "application/json", b"{}"), "not cancelled yet"]
+        assert asking.cancelling() == 1
 
 
 async def test_a_stream_that_is_closed_early_makes_the_worker_stop(upstream: Upstream) -> None:
@@ -451,7 +526,7 @@ async def test_a_stream_that_is_cut_short_never_just_ends(left_out: int, upstrea
         got = await stream(upstream, there)
         with pytest.raises(BrokenOff, match="closed in the middle"):
             await read(got)
-        assert not got.is_over()
+        assert not ended(got)
 
 
 async def test_what_arrived_before_a_break_is_told_before_it(upstream: Upstream) -> None:
