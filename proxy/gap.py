@@ -8,12 +8,13 @@ class GapWatch:
     """Tells when a wait takes too long. What lies between two waits does not count."""
 
     def __init__(self, seconds: float, stalled: Callable[[], None]) -> None:
-        """``stalled`` is called, once, when a wait has taken ``seconds``. Begins at once, on the running loop."""
+        """``stalled`` is called, once, when a wait has taken ``seconds``. On the running loop."""
         self._loop = asyncio.get_running_loop()
         self._stalled = stalled
         self._since: float | None = None
         self._seconds = seconds
-        self._timer = self._loop.call_later(seconds, self._look)
+        self._timer: asyncio.TimerHandle | None = None
+        """None as long as nobody waited, and again when nobody did for a while."""
 
     @property
     def seconds(self) -> float:
@@ -22,24 +23,32 @@ class GapWatch:
 
     def allow(self, seconds: float) -> None:
         """From now on a wait may take ``seconds``."""
-        self._timer.cancel()
         self._seconds = seconds
-        self._timer = self._loop.call_later(seconds, self._look)
+        self.stop()
+        if self._since is not None:
+            self._timer = self._loop.call_at(self._since + seconds, self._look)
 
     def begin(self) -> None:
         """A wait begins."""
         self._since = self._loop.time()
+        if self._timer is None:
+            self._timer = self._loop.call_at(self._since + self._seconds, self._look)
 
     def end(self) -> None:
         """It is over."""
         self._since = None
 
     def stop(self) -> None:
-        """No wait will follow."""
-        self._timer.cancel()
+        """No wait will follow, for now."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _look(self) -> None:
-        due = (self._loop.time() if self._since is None else self._since) + self._seconds
+        self._timer = None
+        if self._since is None:
+            return
+        due = self._since + self._seconds
         if due <= self._loop.time():
             self._stalled()
         else:

@@ -1,7 +1,6 @@
 """The prefill leg: compute the prompt, with what may be reused, and keep its blocks for decode."""
 
 import time
-from dataclasses import dataclass
 
 import msgspec
 
@@ -16,8 +15,7 @@ from router.reuse import Reuse
 from router.workers import Role, Worker
 
 
-@dataclass(frozen=True)
-class Prefilled:
+class Prefilled(msgspec.Struct, frozen=True):
     """The prompt's blocks wait on prefill, to be read once."""
 
     params: Members
@@ -27,13 +25,11 @@ class Prefilled:
     prompt_tokens: int | None
 
 
-@dataclass(frozen=True)
-class NothingToRead:
+class NothingToRead(msgspec.Struct, frozen=True):
     """Prefill answered without parameters: there is nothing for decode to read."""
 
 
-@dataclass(frozen=True)
-class OtherTokens:
+class OtherTokens(msgspec.Struct, frozen=True):
     """Prefill worked on another prompt than the one that was verified."""
 
 

@@ -1,7 +1,9 @@
 """Before the first leg: what decode still holds for the conversation, and how much of it may be reused."""
 
 import asyncio
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from metadata_store import Absent, Record
 from proxy.background import Background
@@ -18,8 +20,7 @@ from router.reuse import Conditions, NoReuse, Outcome, Reason, Reuse, decide, ho
 from router.workers import Role, Worker
 
 
-@dataclass(frozen=True)
-class Verified:
+class Verified(msgspec.Struct, frozen=True):
     """An entry that this turn alone has, and what of it was found equal to the prompt."""
 
     record: Record
@@ -28,8 +29,7 @@ class Verified:
     """The worker that it was decided for."""
 
 
-@dataclass(frozen=True)
-class Recalled:
+class Recalled(msgspec.Struct, frozen=True):
     """What a turn knows before its first leg."""
 
     ids: TokenIds | None = None

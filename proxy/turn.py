@@ -1,8 +1,9 @@
 """One turn, start to end: recall, prefill, decode, and what to do where one of them fails."""
 
 import asyncio
-from dataclasses import replace
 from functools import partial
+
+from msgspec.structs import replace
 
 from proxy.abandoned import Abandoned
 from proxy.answer import AnswerLeg
