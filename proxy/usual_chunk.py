@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import msgspec
 
 _BEFORE = rb'data: \{[^\[{}\n]*"choices":\[\{(?:"index":\d+,)?'
-_STRING = rb'"[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"'
+_STRING = rb'"[^"\\\n]*(?:\\.[^"\\\n]*)*"'
 _SAID = (
     rb'"(?:text":%b|delta":\{"(?:(?:content|reasoning|reasoning_content)":%b'
     rb'|tool_calls":\[\{"index":\d+,"function":\{"arguments":%b\}\}\])\})' % (_STRING, _STRING, _STRING)
@@ -19,9 +19,12 @@ _SAID = (
 _EVENT = re.compile(
     rb'((?:(%b)(%b(?:,"logprobs":null)?,"finish_reason":null(?:,"stop_reason":null)?)(?:,"prompt_token_ids":null)?'
     rb',"token_ids":\[(\d+(?:,\d+)*)\]([^\n]*\n\n)'
-    rb"|[^\n]*+(?:\n[^\n]++)*+\n\n))" % (_BEFORE, _SAID)
+    rb"|[^\n]*(?:\n[^\n]+)*\n\n))" % (_BEFORE, _SAID)
 )
-"""A usual event in four pieces, or any other: together, those of one read cost half of what they cost one by one."""
+"""A usual event in four pieces, or any other: together, those of one read cost half of what they cost one by one.
+
+Nothing possessive: Python up to 3.11.4 gets that wrong where it stands in groups, and passes over events.
+"""
 
 _OPENING = re.compile(
     rb'(%b)"delta":\{"role":"assistant","content":""\},"logprobs":null,"finish_reason":null\}\]' % _BEFORE
