@@ -74,7 +74,7 @@ class AnswerLeg:
                     await call.interruption.uncut(_finish(report, harvest, remember, "whole"))
                     return Reply(status, content_type, content if seen is None else seen, report)
                 case Stream():
-                    following = Events(answer.parts())
+                    following = Events(answer.next)
                     finish = partial(_finish, report, harvest, remember, "stream")
                     relay = Relay(answer, following, harvest, finish, call.interruption, self._background)
                     closing.callback(relay.left)

@@ -71,7 +71,7 @@ class Connections:
             except TimeoutError as error:
                 self._found = []
                 raise NoConnection("no connection in time") from error
-            except (OSError, RuntimeError) as error:  # uvloop has both.
+            except (OSError, RuntimeError, UnicodeError) as error:  # uvloop has both.
                 self._found = []
                 raise NoConnection(f"no connection: {_reason(error)}") from error
         if self._closed:
@@ -88,11 +88,6 @@ class Connections:
         for connection in list(self._open):
             connection.close()
         await self._none_open.wait()
-
-    def made(self, connection: WorkerConnection) -> None:
-        """See ``Keeper``."""
-        self._open.add(connection)
-        self._none_open.clear()
 
     def free(self, connection: WorkerConnection) -> None:
         """See ``Keeper``."""
@@ -116,17 +111,30 @@ class Connections:
         connected = await aiohappyeyeballs.start_connection(
             await self._resolved(), happy_eyeballs_delay=_NEXT_ADDRESS_SECONDS, loop=self._loop
         )
+        connection = WorkerConnection(self)
+        taken_over = False
+
+        def take_over() -> WorkerConnection:
+            nonlocal taken_over
+            taken_over = True
+            return connection
+
         try:
             connected.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _, connection = await self._loop.create_connection(
-                lambda: WorkerConnection(self),
+            await self._loop.create_connection(
+                take_over,
                 sock=connected,
                 ssl=self._tls() if address.tls else None,
                 server_hostname=address.host.rstrip(".") if address.tls else None,
             )
         except BaseException:
-            connected.close()
+            # Once the loop has a transport for it, the socket is not ours to close.
+            connection.close() if taken_over else connected.close()
             raise
+        if connection.usable:
+            # Not when it is made: of one whose making is cancelled right then, uvloop does not tell that it is lost.
+            self._open.add(connection)
+            self._none_open.clear()
         return connection
 
     async def _resolved(self) -> list[AddrInfoType]:
@@ -150,7 +158,7 @@ class Connections:
         self._sweeping = self._loop.call_at(idle[0].idle_since + _KEPT_SECONDS, self._sweep) if idle else None
 
 
-def _reason(error: OSError | RuntimeError) -> str:
+def _reason(error: OSError | RuntimeError | UnicodeError) -> str:
     match error:
         case ssl.SSLCertVerificationError():
             return error.verify_message

@@ -1,7 +1,7 @@
 """What ends a turn before its time, and the moments in which nothing may."""
 
 import asyncio
-from collections.abc import Awaitable
+from collections.abc import Coroutine
 from enum import Enum
 from types import TracebackType
 from typing import TypeVar
@@ -63,8 +63,17 @@ class Interruption:
             self._timer.cancel()
             self._timer = self._loop.call_at(deadline, self.interrupt, Cause.TIME_IS_OVER)
 
-    async def uncut(self, work: Awaitable[_Result]) -> _Result:
+    async def uncut(self, work: Coroutine[object, None, _Result]) -> _Result:
         """What comes of ``work``, which is not interrupted; if there was reason to, the next wait after it is."""
+        if self.cause is not None and not self._uncut:
+            try:
+                await self.checkpoint()
+            except asyncio.CancelledError:
+                # It was on its way, and waited for a moment in which it can be raised.
+                if self._task.uncancel():
+                    work.close()
+                    raise
+                self._due = True
         self._uncut += 1
         try:
             return await work
@@ -73,6 +82,11 @@ class Interruption:
             if self._due and not self._uncut:
                 self._due = False
                 self._task.cancel()
+
+    async def checkpoint(self) -> None:
+        """Where nothing else may wait: a moment in which an interruption can be raised that is on its way."""
+        if self.cause is not None:
+            await asyncio.sleep(0)
 
     def was_it(self) -> bool:
         """Asked when the task's cancellation arrives: whether it is this one, and nobody else's on top of it."""

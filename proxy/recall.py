@@ -83,33 +83,38 @@ class Recall:
         if call.key is None:
             report.label(Outcome.NONE, Reason.NO_CONVERSATION_ID)
             return Recalled()
-        nothing = Recalled(key=call.key)
-        # If the client leaves meanwhile, that is noticed at the next wait, when it is known what there is to put back.
         taken = await call.interruption.uncut(self._memory.take(call.key))
+        # Nothing is sent to an engine here: whatever ends the verification early, a client that leaves included, the
+        # entry goes back; once, as another turn may take it right after.
+        untouched = taken if isinstance(taken, Record) else None
+        try:
+            # The client may have left meanwhile.
+            await call.interruption.checkpoint()
+            if not isinstance(taken, Record):
+                return self._without(call.key, report, taken)
+            recalled, left = await self._verify(call, call.key, report, taken)
+            if recalled.verified is not None:
+                await call.interruption.checkpoint()
+            untouched = left
+            return recalled
+        finally:
+            if untouched is not None:
+                back = put_back(self._memory, self._releaser, call.key, untouched)
+                await asyncio.shield(self._background.start(back))
+
+    def _without(self, key: str, report: Report, taken: Absent | Unavailable) -> Recalled:
+        """What the turn knows where there was no entry to take."""
         if isinstance(taken, Unavailable):
             report.label(Outcome.FAILED, Reason.STORE_UNAVAILABLE)
             self._metrics.fallbacks.labels(Reason.STORE_UNAVAILABLE).inc()
             # Nobody could find what decode will hold: it is given back rather than kept for nobody.
             return Recalled()
-        if isinstance(taken, Absent):
-            expired = taken is Absent.EXPIRED
-            report.label(
-                Outcome.EXPIRED if expired else Outcome.FIRST,
-                Reason.PAST_DEADLINE if expired else Reason.NOTHING_RETAINED,
-            )
-            return nothing
-        # Nothing is sent to an engine here: whatever ends the verification early, a client that leaves included, the
-        # entry goes back; once, as another turn may take it right after.
-        untouched: Record | None = taken
-        try:
-            recalled, untouched = await self._verify(call, call.key, report, taken)
-            return recalled
-        finally:
-            if untouched is not None:
-                await asyncio.shield(self._background.start(self._put_back(call.key, untouched)))
-
-    async def _put_back(self, key: str, record: Record) -> None:
-        await put_back(self._memory, self._releaser, key, record)
+        expired = taken is Absent.EXPIRED
+        report.label(
+            Outcome.EXPIRED if expired else Outcome.FIRST,
+            Reason.PAST_DEADLINE if expired else Reason.NOTHING_RETAINED,
+        )
+        return Recalled(key=key)
 
     async def _verify(self, call: Call, key: str, report: Report, record: Record) -> tuple[Recalled, Record | None]:
         """What the turn knows then, and the entry if it was left as it is."""

@@ -96,10 +96,7 @@ class Relay:
 
         A stream that breaks off ends with an error event and without the API's end, never as if complete.
         """
-        if self._told_at is not None:
-            # A client that reads slowly makes decode's end look later than it was.
-            self._harvest.held_up += time.monotonic() - self._told_at
-            self._told_at = None
+        self._client_read()
         try:
             while not self._end and (arrived := await self._following.arrived()):
                 told, self._end = self._cleaned(arrived)
@@ -119,6 +116,10 @@ class Relay:
 
     def left(self) -> None:
         """The client is gone, or all was sent. What decode retained by then is remembered either way."""
+        if not self._end and not self.over:
+            # Decode may have come to its end, and keep its blocks, while the client was slow.
+            self._client_read()
+            _, self._end = self._cleaned(self._following.unread(self._stream.unread()))
         if self._harvest.complete and not self._settled:
             self._settled = True
             self._background.start(self._finish())
@@ -126,6 +127,12 @@ class Relay:
             self._stream.leave()
         else:
             self._stream.close()
+
+    def _client_read(self) -> None:
+        """A client that reads slowly makes decode's end look later than it was."""
+        if self._told_at is not None:
+            self._harvest.held_up += time.monotonic() - self._told_at
+            self._told_at = None
 
     def _broken_off(self, detail: str) -> bytes:
         self._harvest.failed = True

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 import structlog
 
 from metadata_store import Holding, Record
-from proxy.background import end
+from proxy.background import Background, end
 from proxy.call import Clock
 from proxy.ledger import Ledger
 from proxy.memory import Memory
@@ -43,6 +43,7 @@ class Room:
         memory: Memory,
         ledger: Ledger,
         releaser: Releaser,
+        background: Background,
         metrics: Metrics,
         clock: Clock,
     ) -> None:
@@ -52,6 +53,7 @@ class Room:
         self._memory = memory
         self._ledger = ledger
         self._releaser = releaser
+        self._background = background
         self._metrics = metrics
         self._clock = clock
         self._watching: asyncio.Task[None] | None = None
@@ -172,17 +174,21 @@ class Room:
 
     async def _release(self, keys: Iterable[str], entries: Mapping[str, Holding], why: Why) -> list[asyncio.Task[None]]:
         """Take the entries, so that no turn can use them any more, and have their blocks freed."""
-        under_way = []
+        under_way: list[asyncio.Task[None]] = []
         for key in keys:
-            record = await self._memory.take(key)
-            if not isinstance(record, Record):
-                continue
-            if Holding.of(record) != entries[key]:
-                # Another router's turn has been there since: this is not the entry that was chosen.
-                await put_back(self._memory, self._releaser, key, record)
-            elif (task := self._releaser.release_record(record, why)) is not None:
-                under_way.append(task)
+            # Whoever asked may be cancelled: an entry that was taken must not be lost then.
+            await asyncio.shield(self._background.start(self._free(key, entries[key], why, under_way)))
         return under_way
+
+    async def _free(self, key: str, chosen: Holding, why: Why, under_way: list[asyncio.Task[None]]) -> None:
+        record = await self._memory.take(key)
+        if not isinstance(record, Record):
+            return
+        if Holding.of(record) != chosen:
+            # Another router's turn has been there since: this is not the entry that was chosen.
+            await put_back(self._memory, self._releaser, key, record)
+        elif (task := self._releaser.release_record(record, why)) is not None:
+            under_way.append(task)
 
     def _count(self, worker: Worker, entries: dict[str, Holding]) -> None:
         self._metrics.retained_entries.labels(worker.name).set(len(entries))

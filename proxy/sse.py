@@ -1,6 +1,6 @@
 """Server-sent events, as far as they are read here: where one ends, and what it carries."""
 
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 
 import msgspec
 
@@ -12,9 +12,9 @@ _EVENT_END = b"\n\n"
 class Events:
     """A stream's events, as they arrive."""
 
-    def __init__(self, parts: AsyncIterator[bytes]) -> None:
-        """``parts``: the stream's bytes, cut anywhere."""
-        self._parts = parts
+    def __init__(self, read: Callable[[], Awaitable[bytes]]) -> None:
+        """``read``: the stream's next bytes, cut anywhere; nothing at its end."""
+        self._read = read
         self._rest = bytearray()
         self._put_back = b""
 
@@ -31,11 +31,16 @@ class Events:
         if self._put_back:
             events, self._put_back = self._put_back, b""
             return events
-        async for part in self._parts:
+        while part := await self._read():
             if ended := self._ended_by(part):
                 return ended
         rest, self._rest = bytes(self._rest), bytearray()
         return rest.rstrip(b"\n") + b"\n\n" if rest and _is_whole(rest) else b""
+
+    def unread(self, part: bytes) -> bytes:
+        """Those that nobody asked for yet, if ``part`` is what came last."""
+        events, self._put_back = self._put_back, b""
+        return events + self._ended_by(part)
 
     def _ended_by(self, part: bytes) -> bytes:
         # Nearly always whole events. A third newline would be the begin of the one that follows.

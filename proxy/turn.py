@@ -143,9 +143,8 @@ class Turns:
                 # Counted from now on, so that turns which are chosen a worker meanwhile see each other.
                 with self._pool.leg(worker, tokens or 0):
                     await self._room.make(worker, tokens, call.request.max_tokens)
-            if call.interruption.cause is not None:
-                # It came together with prefill's answer, and waits for a moment in which it can be raised.
-                await asyncio.sleep(0)
+            # What came together with prefill's answer.
+            await call.interruption.checkpoint()
         except asyncio.CancelledError:
             self._abandoned.prefilled(call, recalled, report, worker, prefilled)
             raise

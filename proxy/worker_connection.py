@@ -22,9 +22,6 @@ class Until(IntEnum):
 class Keeper(Protocol):
     """Whose connections these are."""
 
-    def made(self, connection: "WorkerConnection") -> None:
-        """It is there."""
-
     def free(self, connection: "WorkerConnection") -> None:
         """It can carry another request."""
 
@@ -105,7 +102,6 @@ class WorkerConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """See ``asyncio.Protocol``."""
         self._transport = cast(asyncio.Transport, transport)
-        self._keeper.made(self)
 
     def data_received(self, data: bytes) -> None:
         """See ``asyncio.Protocol``."""

@@ -1,7 +1,6 @@
 """A worker's answer that comes in parts, as it is read."""
 
 import asyncio
-from collections.abc import AsyncIterator
 
 from proxy.gap import GapWatch
 from proxy.http_answer import HttpAnswer
@@ -39,24 +38,26 @@ class Stream:
         """From now on there may be so many seconds between two parts."""
         self._gap.allow(seconds)
 
-    async def parts(self) -> AsyncIterator[bytes]:
-        """The bytes, in pieces as they arrive; what arrived together is one. Raises ``BrokenOff``."""
+    async def next(self) -> bytes:
+        """The bytes that arrived since, once there are some; nothing at the end. Raises ``BrokenOff``."""
         connection, answer, gap = self._connection, self._answer, self._gap
-        while True:
-            if answer.waiting:
-                yield connection.take(answer)
-            elif answer.over:
-                return
-            elif self._stalled:
+        while not answer.waiting:
+            if answer.over:
+                return b""
+            if self._stalled:
                 raise BrokenOff(f"the worker sent nothing for {gap.seconds:g} s")
-            elif answer.broken:
+            if answer.broken:
                 raise BrokenOff(f"the worker's connection broke: {answer.broken}")
-            else:
-                gap.begin()
-                try:
-                    await connection.more(Until.PART)
-                finally:
-                    gap.end()
+            gap.begin()
+            try:
+                await connection.more(Until.PART)
+            finally:
+                gap.end()
+        return connection.take(answer)
+
+    def unread(self) -> bytes:
+        """What arrived and was not asked for yet."""
+        return self._connection.take(self._answer)
 
     def leave(self) -> None:
         """All that matters was read. What is left, the answer's end, is read in passing, so that the connection can be

@@ -114,6 +114,35 @@ async def test_what_is_uncut_within_another_is_not_cut_either() -> None:
     assert order == ["outer ended"]
 
 
+async def test_what_is_uncut_is_not_cut_by_an_interruption_that_was_on_its_way() -> None:
+    """What asks workers gives an answer that came together with it, and has it raised later."""
+    stored: list[str] = []
+
+    async def work() -> None:
+        await asyncio.sleep(0)
+        stored.append("stored")
+
+    async def serve(interruption: Interruption) -> str:
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            assert task is not None
+            task.cancel()
+            task.uncancel()
+        await interruption.uncut(work())
+        stored.append("went on")
+        await asyncio.Event().wait()
+        return "never"
+
+    turn = Served(serve)
+    await begun()
+    turn.interruption.interrupt(Cause.CLIENT_LEFT)
+    assert await turn.result() == "ended: client left"
+    assert stored == ["stored", "went on"]
+    assert turn.task.cancelling() == 0
+
+
 async def test_what_is_uncut_may_fail_and_then_the_turn_ends_all_the_same() -> None:
     gate = asyncio.Event()
 

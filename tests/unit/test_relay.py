@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import Iterable
 from itertools import pairwise
 from typing import cast
 
@@ -37,11 +38,16 @@ class Parts:
     def close(self) -> None:
         self.became.append("closed")
 
-    async def parts(self) -> AsyncIterator[bytes]:
-        for part in self._parts:
-            yield part
+    async def next(self) -> bytes:
+        if self._parts:
+            return self._parts.pop(0)
         if self._broken is not None:
             raise BrokenOff(self._broken)
+        return b""
+
+    def unread(self) -> bytes:
+        unread, self._parts = b"".join(self._parts), []
+        return unread
 
 
 def stream(parts: Iterable[bytes], broken: str | None = None) -> Stream:
@@ -49,7 +55,7 @@ def stream(parts: Iterable[bytes], broken: str | None = None) -> Stream:
 
 
 async def cut(parts: Iterable[bytes]) -> list[bytes]:
-    events = Events(stream(parts).parts())
+    events = Events(stream(parts).next)
     found: list[bytes] = []
     while arrived := await events.arrived():
         found += each(arrived)
@@ -57,7 +63,7 @@ async def cut(parts: Iterable[bytes]) -> list[bytes]:
 
 
 def relay_of(source: Stream, harvest: Harvest, finish: Finish) -> Relay:
-    return Relay(source, Events(source.parts()), harvest, finish, Interruption(GENEROUS), Background())
+    return Relay(source, Events(source.next), harvest, finish, Interruption(GENEROUS), Background())
 
 
 async def relayed(
@@ -183,7 +189,7 @@ async def test_what_was_read_ahead_comes_first_and_is_cleaned_too() -> None:
         return None
 
     source = stream(wire[2:])
-    following = Events(source.parts())
+    following = Events(source.next)
     following.put_back(b"".join(wire[:2]))
     relay = Relay(source, following, harvest, finish, Interruption(GENEROUS), Background())
     got: list[bytes] = []
@@ -193,21 +199,31 @@ async def test_what_was_read_ahead_comes_first_and_is_cleaned_too() -> None:
     assert harvest.tokens == [1, 2, 3, 10, 11, 12, 13, 2]
 
 
-async def test_a_stream_is_left_at_its_end_and_closed_before_it() -> None:
+@pytest.mark.parametrize(("there", "became"), [(len(WIRE), "left"), (300, "closed")])
+async def test_a_stream_is_left_at_its_end_and_closed_before_it(there: int, became: str) -> None:
     """A connection whose answer was not read to its end cannot serve others, and the engine must stop."""
+    source = Parts([WIRE[:there]])
+    relay = relay_of(cast(Stream, source), Harvest(client_wants_ids=False), nothing)
+    await relay.next()
+    relay.left()
+    assert source.became == [became]
+
+
+@pytest.mark.parametrize("reads", [0, 1, 2])
+async def test_what_decode_had_said_when_a_slow_client_left_is_remembered(reads: int) -> None:
+    """It came to its end, and keeps its blocks, whether or not the client saw that."""
+    stored: list[list[int] | None] = []
     harvest = Harvest(client_wants_ids=False)
-    wire = [*framed(CHAT_STREAM), DONE]
 
     async def finish() -> None:
-        return None
+        stored.append(harvest.tokens)
 
-    for reads, became in ((len(wire), "left"), (1, "closed")):
-        source = Parts(wire)
-        relay = relay_of(cast(Stream, source), harvest, finish)
-        for _ in range(reads):
-            await relay.next()
-        relay.left()
-        assert source.became == [became]
+    relay = relay_of(stream([*framed(CHAT_STREAM), DONE]), harvest, finish)
+    for _ in range(reads):
+        await relay.next()
+    relay.left()
+    await asyncio.sleep(0)
+    assert stored == [[1, 2, 3, 10, 11, 12, 13, 2]]
 
 
 async def test_the_end_is_told_with_nothing_behind_it() -> None:

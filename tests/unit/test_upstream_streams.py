@@ -41,10 +41,9 @@ async def opened(upstream: Upstream, worker: RenderServer, gap_timeout: float) -
 
 
 async def read_to_the_break(stream: Stream) -> str:
-    parts = stream.parts()
-    assert await anext(parts) == b"data: 1\n\n"
+    assert await stream.next() == b"data: 1\n\n"
     with pytest.raises(BrokenOff) as broken:
-        await anext(parts)
+        await stream.next()
     return str(broken.value)
 
 
@@ -65,7 +64,7 @@ async def test_a_stream_that_nobody_reads_for_long_is_not_broken_off() -> None:
     async with worker_that_stalls() as worker, Upstream(10, None) as upstream:
         stream = await opened(upstream, worker, gap_timeout=0.05)
         await asyncio.sleep(0.2)
-        assert await anext(stream.parts()) == b"data: 1\n\n"
+        assert await stream.next() == b"data: 1\n\n"
         stream.close()
 
 

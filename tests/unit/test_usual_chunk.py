@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any, cast
@@ -127,15 +127,16 @@ events = st.one_of(
 
 
 async def relayed(reads: Iterable[bytes], harvest: Harvest) -> bytes:
-    async def parts() -> AsyncIterator[bytes]:
-        for read in reads:
-            yield read
+    left = iter(reads)
+
+    async def read() -> bytes:
+        return next(left, b"")
 
     async def finish() -> None:
         return None
 
     source = cast(Stream, SimpleNamespace(leave=lambda: None))
-    relay = Relay(source, Events(parts()), harvest, finish, Interruption(GENEROUS), Background())
+    relay = Relay(source, Events(read), harvest, finish, Interruption(GENEROUS), Background())
     told = b""
     while not relay.over:
         told += await relay.next()

@@ -15,6 +15,7 @@ import pytest
 
 from proxy import connections
 from proxy.upstream import Answer, Failed, RenderServer, Upstream
+from proxy.worker_connection import WorkerConnection
 from tests.running import eventually
 from tests.unit.upstream.scripted_worker import (
     STREAM_HEAD,
@@ -335,3 +336,35 @@ async def test_who_waits_for_a_connection_is_told_and_leaves_none(how: str) -> N
                 await upstream.__aexit__(None, None, None)
                 assert await asking == Failed("no connection in time", sent=False)
         await eventually(lambda: there.over)
+
+
+@pytest.mark.parametrize("secure", [False, True])
+async def test_who_is_cancelled_when_a_connection_was_just_made_leaves_none(
+    secure: bool, certified: Certified, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """uvloop does not tell of such a connection that it is lost: nobody may wait for that."""
+    made = WorkerConnection.connection_made
+
+    def made_and_cancelled(connection: WorkerConnection, transport: asyncio.BaseTransport) -> None:
+        made(connection, transport)
+        asking.cancel()
+
+    monkeypatch.setenv("SSL_CERT_FILE", str(certified.file))
+    host, tls = ("localhost", certified.context) if secure else ("127.0.0.1", None)
+    async with worker(answering(OK), tls=tls, host=host) as there:
+        async with Upstream(10, None) as upstream:
+            monkeypatch.setattr(WorkerConnection, "connection_made", made_and_cancelled)
+            asking = asyncio.create_task(upstream.post(there.server, "/", b"{}", 10))
+            with pytest.raises(asyncio.CancelledError):
+                await asking
+            monkeypatch.setattr(WorkerConnection, "connection_made", made)
+            assert isinstance(await upstream.post(there.server, "/", b"{}", 10), Answer)
+        await eventually(lambda: len(there.over) == len(there.connections) == 2)
+
+
+@pytest.mark.parametrize("host", ["a..b", ".x", "a" * 64])
+async def test_a_name_that_cannot_be_one_is_a_failure(host: str, upstream: Upstream) -> None:
+    failed = await upstream.post(RenderServer(f"http://{host}:80"), "/", b"{}", 10)
+    assert isinstance(failed, Failed)
+    assert failed.detail.startswith("no connection: ")
+    assert not failed.sent

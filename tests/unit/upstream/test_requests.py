@@ -50,7 +50,10 @@ async def stream(upstream: Upstream, to: ScriptedWorker, gap_timeout: float = 10
 
 async def read(got: Stream) -> bytes:
     try:
-        return b"".join([part async for part in got.parts()])
+        read = b""
+        while part := await got.next():
+            read += part
+        return read
     finally:
         got.close()
 
@@ -373,14 +376,12 @@ async def test_a_stream_brings_what_arrives_when_it_arrives(upstream: Upstream) 
     async with worker(streams) as there:
         got = await stream(upstream, there)
         assert got.content_type == "text/event-stream; charset=utf-8"
-        parts = got.parts()
-        assert await anext(parts) == b"data: 1\n\ndata: 2\n\n", "what arrived together is one part"
+        assert await got.next() == b"data: 1\n\ndata: 2\n\n", "what arrived together is one part"
         assert not ended(got)
         go_on.set()
-        assert await anext(parts) == b"data: 3\n\n"
+        assert await got.next() == b"data: 3\n\n"
         assert ended(got)
-        with pytest.raises(StopAsyncIteration):
-            await anext(parts)
+        assert await got.next() == b""
         got.close()
 
 
@@ -410,7 +411,7 @@ async def test_the_end_of_a_stream_that_was_left_is_read_in_passing(upstream: Up
 
     async with worker(streams) as there:
         got = await stream(upstream, there)
-        assert await anext(got.parts()) == b"data: [DONE]\n\n"
+        assert await got.next() == b"data: [DONE]\n\n"
         got.leave()
         assert not ended(got)
         go_on.set()
@@ -431,7 +432,7 @@ async def test_a_stream_that_was_left_and_does_not_end_is_closed(
 
     async with worker(streams) as there:
         got = await stream(upstream, there)
-        assert await anext(got.parts()) == b"data: [DONE]\n\n"
+        assert await got.next() == b"data: [DONE]\n\n"
         got.leave()
         await eventually(lambda: there.over)
         assert await no_connections(upstream)
@@ -475,7 +476,7 @@ async def test_a_stream_that_is_closed_early_makes_the_worker_stop(upstream: Ups
 
     async with worker(streams) as there:
         got = await stream(upstream, there)
-        assert await anext(got.parts()) == b"data: 1\n\n"
+        assert await got.next() == b"data: 1\n\n"
         got.close()
         await eventually(lambda: there.over)
         assert await no_connections(upstream)
@@ -533,10 +534,9 @@ async def test_what_arrived_before_a_break_is_told_before_it(upstream: Upstream)
     async with worker(answering_and_closing(STREAM_HEAD + chunk(b"data: 1\n\n"))) as there:
         got = await stream(upstream, there)
         await no_connections_but_streams(upstream)
-        parts = got.parts()
-        assert await anext(parts) == b"data: 1\n\n"
+        assert await got.next() == b"data: 1\n\n"
         with pytest.raises(BrokenOff):
-            await anext(parts)
+            await got.next()
         got.close()
 
 
@@ -594,7 +594,7 @@ async def test_a_stream_that_nobody_reads_makes_the_worker_wait(upstream: Upstre
         assert held < 2**25, "all but what is in the kernel's buffers"
         assert got._answer.waiting < 2**21
         most = size = 0
-        async for part in got.parts():
+        while part := await got.next():
             size += len(part)
             most = max(most, len(part))
         assert size == 2**26
