@@ -20,18 +20,17 @@ def set_up_logging(settings: Settings, stream: TextIO | None = None) -> None:
         structlog.processors.add_log_level,
         _stamp if as_json else structlog.processors.TimeStamper(fmt="iso"),
     ]
-    renderer: structlog.typing.Processor = (
-        _json
-        if as_json
-        else structlog.dev.ConsoleRenderer(
-            colors=stream.isatty(),
-            # The pretty one shows local variables: prompts and keys.
-            exception_formatter=structlog.dev.plain_traceback,
-        )
+    console = structlog.dev.ConsoleRenderer(
+        colors=stream.isatty(),
+        # The pretty one shows local variables: prompts and keys.
+        exception_formatter=structlog.dev.plain_traceback,
+    )
+    rendering: list[structlog.typing.Processor] = (
+        [structlog.processors.format_exc_info, _json] if as_json else [console]
     )
     level = getattr(logging, settings.log_level.upper())
     structlog.configure(
-        processors=[*shared, structlog.processors.format_exc_info, renderer] if as_json else [*shared, renderer],
+        processors=[*shared, *rendering],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.WriteLoggerFactory(stream),
         cache_logger_on_first_use=False,
@@ -40,7 +39,7 @@ def set_up_logging(settings: Settings, stream: TextIO | None = None) -> None:
     handler.setFormatter(
         structlog.stdlib.ProcessorFormatter(
             foreign_pre_chain=shared,
-            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, renderer],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *rendering],
         )
     )
     root = logging.getLogger()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import logging
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 
@@ -70,3 +71,20 @@ def test_what_json_has_no_form_for_is_written_all_the_same() -> None:
     stream = written()
     structlog.get_logger().warning("odd", what={1, 2}.union)
     assert "built-in method" in json.loads(stream.getvalue())["what"]
+
+
+@pytest.mark.parametrize("format_", ["json", "console"])
+def test_exception_that_a_library_logs_is_told_with_its_traceback(format_: str) -> None:
+    stream = written(format_)
+    try:
+        raise LookupError("of a library")
+    except LookupError:
+        logging.getLogger("uvicorn.error").exception("it failed")
+    told = stream.getvalue()
+    if format_ == "json":
+        line = json.loads(told)
+        assert "exc_info" not in line
+        told = line["exception"]
+    assert "Traceback (most recent call last):" in told
+    assert "in test_exception_that_a_library_logs_is_told_with_its_traceback" in told
+    assert "LookupError: of a library" in told
