@@ -37,7 +37,7 @@ class Server(Protocol):
 
 @dataclass(frozen=True)
 class Forwarding:
-    """A server, and headers of a client's that a request to it carries besides, or instead of, its own."""
+    """A server, and headers of a client's that a request to it carries besides, or instead of, the server's."""
 
     server: Server
     forwarded: Mapping[str, str]
@@ -50,7 +50,7 @@ class Forwarding:
     @property
     def headers(self) -> Mapping[str, str]:
         """See ``Server``."""
-        return {**self.server.headers, **self.forwarded}
+        return self.server.headers
 
 
 def forwarding(server: Server, forwarded: Mapping[str, str]) -> Server:
@@ -305,7 +305,7 @@ async def _whole(sent: _Sent, wait: Wait) -> Answer | Refused | Failed:
 
 def _headers(to: Server) -> tuple[Mapping[str, str], Mapping[str, str]]:
     """A server's own, and what it is forwarded."""
-    return (to.server.headers, to.forwarded) if isinstance(to, Forwarding) else (to.headers, {})
+    return to.headers, to.forwarded if isinstance(to, Forwarding) else {}
 
 
 def _too_late(wait: Wait) -> str:
