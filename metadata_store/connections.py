@@ -4,10 +4,12 @@
     redis+sentinel://[[USER]:PASSWORD@]HOST[:26379][,HOST[:PORT]…]/SERVICE[/DB]
     redis+cluster://[[USER]:PASSWORD@]HOST[:6379][,HOST[:PORT]…]
 
-With ``rediss+sentinel`` and ``rediss+cluster`` everything goes over TLS. Options behind ``?`` are redis-py's;
+With ``rediss+sentinel`` and ``rediss+cluster`` everything goes over TLS. Options behind ``?`` are redis-py's, but for
+those that would make answers unreadable (``client_for``);
 ``sentinel_username`` and ``sentinel_password`` are for the Sentinels, user and password for the servers.
 """
 
+import contextlib
 from typing import Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
@@ -25,15 +27,18 @@ SCHEMES = (
 )
 
 _MOST = 1000
-"""Connections per server. redis-py fails a call at its own bound of 100, it does not wait."""
+"""Connections of redis-py's own per server, where it fails a call at its bound, 100 by default, and does not wait."""
 
 Client = Redis | RedisCluster
 
 
 def client_for(url: str, timeout: float) -> Client:
-    """Nothing is connected yet. ``timeout`` in seconds bounds connecting and each answer.
+    """Nothing is connected yet. ``timeout`` in seconds bounds connecting and each answer to what the client asks.
 
-    Raises ``ValueError`` for a URL that is none, or has options that would make every call fail.
+    What a ``Pipeline`` asks over a connection of the client's is bounded by the pipeline: there ``socket_timeout``
+    holds only while it is connected, and ``max_connections`` not at all, whether they are from here or from the URL.
+
+    Raises ``ValueError`` for a URL that is none, or has options with which answers could not be read.
     """
     kind = urlsplit(url).scheme.partition("+")[2]
     settings: dict[str, Any] = {
@@ -67,24 +72,26 @@ def client_for(url: str, timeout: float) -> Client:
         raise ValueError(f"a Redis URL with an option that is none: {error}") from error
     if options.get("decode_responses"):
         raise ValueError("a Redis URL must not set decode_responses: entries are no text")
+    if str(options.get("protocol")) != "2":
+        raise ValueError("a Redis URL must not set protocol to another than 2: what the server tells is no answer then")
     return client
 
 
 async def close(client: Client) -> None:
-    """Close all connections, those to Sentinels too."""
-    await client.aclose()
+    """Close all connections, those to Sentinels too. One that cannot be closed in time or in order is let go."""
+    clients: list[Any] = [client]
     if isinstance(client, Redis) and isinstance(client.connection_pool, SentinelConnectionPool):
-        for sentinel in client.connection_pool.sentinel_manager.sentinels:
-            await sentinel.aclose()
+        clients += client.connection_pool.sentinel_manager.sentinels
+    for one in clients:
+        with contextlib.suppress(RedisError, OSError):
+            await one.aclose()
 
 
-async def where(client: Client, key: str) -> dict[str, Any]:
-    """What to add to a script's call so that it goes to the server that has ``key``.
+async def where(client: RedisCluster, key: str) -> dict[str, Any]:
+    """What to add to a script's call so that it goes to the node that has ``key``.
 
-    redis-py sends scripts to any node of a cluster, to be redirected.
+    redis-py sends scripts to any node, to be redirected.
     """
-    if isinstance(client, Redis):
-        return {}
     await client.initialize()
     return {"target_nodes": client.get_node_from_key(key)}
 

@@ -4,9 +4,10 @@ A call is sent when it is made, behind those before it, and answers come in the 
 connection, with all that a URL can ask for (TLS, user and password, database, Sentinels), and hands it over:
 by itself it takes ten times the instructions for a call, for its pool, a task to send, and three time-outs.
 
-**No call gets another's answer.** Nothing but their order tells answers apart. So a connection is used only once it
+**No call gets another's answer.** Answers are handed out by their order. So a connection is used only once it
 has returned a random word: what came before that is no answer to a call. Who stops waiting leaves a place for the
-answer that may still come. An answer that nobody asked for, or that is none, ends the connection.
+answer that may still come. And a call can send a word with which its answer must begin: one that does not, one that
+nobody asked for, and what is no answer at all (a push) end the connection, and nobody gets them.
 """
 
 import asyncio
@@ -15,7 +16,7 @@ import secrets
 from collections import deque
 from typing import Any
 
-from hiredis import Reader, pack_command
+from hiredis import PushNotification, Reader, pack_command
 from redis.asyncio.connection import ConnectionPool
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import (
@@ -29,6 +30,8 @@ from redis.exceptions import (
 
 _ANY_KEY = "turnback:"
 _MORE = object()
+_MOST_UNSENT = 64 * 1024 * 1024
+"""Bytes."""
 _TOLD_APART: dict[str, type[ResponseError]] = {
     "READONLY": ReadOnlyError,
     "MASTERDOWN": MasterDownError,
@@ -48,44 +51,50 @@ class Pipeline:
         self._pool = pool
         self._timeout = timeout
         self._link: _Link | None = None
+        self._links: list[_Link] = []
+        """That one, and those before it that still have calls on the way."""
         self._opening: asyncio.Task[_Link] | None = None
 
-    async def ask(self, *command: str | bytes | int) -> Any:
-        """What the server answers.
+    async def ask(self, *command: str | bytes | int, word: bytes | None = None) -> Any:
+        """What the server answers: with ``word``, an array that begins with it.
 
-        Raises ``NoConnection``; after a ``TimeoutError`` or a ``RedisError`` the command may have been done.
-        It is never sent twice.
+        Raises ``NoConnection``, also when the server has left too much unread to be sent more; after a
+        ``TimeoutError`` or a ``RedisError`` the command may have been done. It is never sent twice.
         """
         now = asyncio.get_running_loop().time()
         link = self._link
         if link is None or not link.ready(now):
             link = await self._opened(now + self._timeout)
-        return await link.ask(command, now + self._timeout)
+        return await link.ask(command, now + self._timeout, word)
 
     async def close(self) -> None:
-        """Close the connection; calls on the way fail."""
+        """Break the connection off; calls on the way fail, those that wait for it with ``NoConnection``."""
         if self._opening is not None:
             self._opening.cancel()
             await asyncio.wait([self._opening])
-        if self._link is not None:
-            await self._link.close()
+        for link in self._links:
+            await link.close()
 
     async def _opened(self, deadline: float) -> "_Link":
         # One for all who wait, so that a server that does not answer costs them a time-out together, not in turn.
         if self._opening is None:
             self._opening = asyncio.create_task(self._open())
             self._opening.add_done_callback(self._was_opened)
-        try:
-            async with asyncio.timeout_at(deadline):
-                return await asyncio.shield(self._opening)
-        except TimeoutError:
-            raise self._none_in_time() from None
+        opening = self._opening
+        await asyncio.wait([opening], timeout=deadline - asyncio.get_running_loop().time())
+        if not opening.done():
+            raise self._none_in_time()
+        if opening.cancelled():
+            raise NoConnection("it was closed")
+        return opening.result()
 
     async def _open(self) -> "_Link":
         try:
             async with asyncio.timeout(self._timeout):
-                if self._link is not None and await self._link.still_answers(self._timeout / 2):
-                    return self._link
+                if self._link is not None:
+                    if await self._link.still_answers(self._timeout / 2):
+                        return self._link
+                    self._link.leave()
                 connection = self._pool.make_connection()  # type: ignore[no-untyped-call]
                 await connection.connect()
                 link = _Link(connection)
@@ -95,6 +104,7 @@ class Pipeline:
         except (RedisError, OSError) as error:
             raise NoConnection(str(error)) from error
         self._link = link
+        self._links = [*(one for one in self._links if not one.over), link]
         return link
 
     def _none_in_time(self) -> NoConnection:
@@ -117,29 +127,43 @@ class _Link(asyncio.Protocol):
         self._transport: asyncio.Transport = connection._writer.transport
         self._before: Any = self._transport.get_protocol()
         self._transport.set_protocol(self)
+        self._transport.set_write_buffer_limits(high=_MOST_UNSENT)
+        self._full = False
         self._replies = Reader(protocolError=InvalidResponse, replyError=_reply_error, notEnoughData=_MORE)
-        self._waiting: deque[tuple[float, asyncio.Future[Any]]] = deque()
+        self._waiting: deque[tuple[float, asyncio.Future[Any], bytes | None]] = deque()
+        """Until when, who, and the word with which the answer must begin."""
         self._timer: asyncio.TimerHandle | None = None
+        self._look_at = math.inf
         self._leaving = False
         self._rest = connection.health_check_interval or math.inf
         self._heard = 0.0
         self._why = "it was closed"
+        self._lost = asyncio.Event()
         self._disconnecting: asyncio.Task[None] | None = None
+
+    @property
+    def over(self) -> bool:
+        """Whether nothing is left of it."""
+        return self._lost.is_set()
 
     def ready(self, now: float) -> bool:
         """Whether it can be used as it is; not after a rest, in which something between may have forgotten it."""
         return now - self._heard < self._rest and not self._leaving and not self._transport.is_closing()
 
-    def ask(self, command: tuple[str | bytes | int, ...], deadline: float) -> "asyncio.Future[Any]":
+    def ask(
+        self, command: tuple[str | bytes | int, ...], deadline: float, word: bytes | None = None
+    ) -> "asyncio.Future[Any]":
         """Send ``command``; raises ``NoConnection`` if it cannot. At ``deadline`` the answer is a ``TimeoutError``."""
         if self._transport.is_closing():
             raise NoConnection("it was lost")
+        if self._full:
+            raise NoConnection("the server does not read what it is sent")
         packed: Any = pack_command
         self._transport.write(packed(command))
         answer: asyncio.Future[Any] = self._loop.create_future()
-        self._waiting.append((deadline, answer))
-        if self._timer is None:
-            self._timer = self._loop.call_at(deadline, self._look)
+        self._waiting.append((deadline, answer, word))
+        if deadline < self._look_at:
+            self._look_by(deadline)
         return answer
 
     async def prove(self, timeout: float) -> None:
@@ -157,15 +181,20 @@ class _Link(asyncio.Protocol):
         if self._leaving or self._transport.is_closing():
             return False
         try:
-            await self.ask(("PING",), self._loop.time() + timeout)
+            return bool(await self.ask(("PING",), self._loop.time() + timeout) == b"PONG")
         except (RedisError, OSError):
             return False
-        return True
+
+    def leave(self) -> None:
+        """It is asked nothing more, and ends once nobody waits for an answer."""
+        self._leaving = True
+        if all(answer.done() for _, answer, _ in self._waiting):
+            self._transport.abort()
 
     async def close(self) -> None:
-        """Close it; calls on the way fail."""
-        self._transport.close()
-        await self._connection.disconnect()
+        """Break it off; calls on the way fail. What is not sent yet would keep a close waiting for the server."""
+        self._transport.abort()
+        await self._lost.wait()
         if self._disconnecting is not None:
             await self._disconnecting
 
@@ -175,13 +204,17 @@ class _Link(asyncio.Protocol):
         self._replies.feed(data)
         try:
             while (reply := self._replies.gets()) is not _MORE:
-                _, answer = self._waiting.popleft()
-                if isinstance(reply, ReadOnlyError | MasterDownError):
+                _, answer, word = self._waiting[0]
+                failed = isinstance(reply, RedisError)
+                if type(reply) is PushNotification or not (failed or word is None or begins_with(word, reply)):
+                    raise InvalidResponse("an answer to something else")
+                self._waiting.popleft()
+                if failed and isinstance(reply, ReadOnlyError | MasterDownError):
                     # Where that master was, may be another by now, or elsewhere.
                     self._leaving = True
                 if answer.done():
                     continue
-                if isinstance(reply, RedisError):
+                if failed:
                     answer.set_exception(reply)
                 else:
                     answer.set_result(reply)
@@ -195,26 +228,46 @@ class _Link(asyncio.Protocol):
         """Whatever was asked may have been done."""
         if self._timer is not None:
             self._timer.cancel()
-        for _, answer in self._waiting:
+        for _, answer, _ in self._waiting:
             if not answer.done():
                 answer.set_exception(RedisConnectionError(f"the connection was lost: {exc or self._why}"))
         self._waiting.clear()
         self._before.connection_lost(exc)
         self._disconnecting = self._loop.create_task(self._connection.disconnect(nowait=True))
+        self._lost.set()
+
+    def pause_writing(self) -> None:
+        """The server does not read: in time its calls fail, but until then they must not fill the memory."""
+        self._full = True
+
+    def resume_writing(self) -> None:
+        """It reads again."""
+        self._full = False
+
+    def _look_by(self, deadline: float) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+        self._look_at = deadline
+        self._timer = self._loop.call_at(deadline, self._look)
 
     def _look(self) -> None:
         """Give up on answers that are late; others that are on the way may still come, but nothing more is asked."""
-        self._timer = None
+        self._look_at = math.inf
         now = self._loop.time()
-        for deadline, answer in self._waiting:
+        for deadline, answer, _ in self._waiting:
             if deadline <= now and not answer.done():
                 answer.set_exception(TimeoutError())
                 self._leaving = True
-        left = [deadline for deadline, answer in self._waiting if not answer.done()]
+        left = [deadline for deadline, answer, _ in self._waiting if not answer.done()]
         if left:
-            self._timer = self._loop.call_at(min(left), self._look)
+            self._look_by(min(left))
         elif self._leaving:
             self._transport.abort()
+
+
+def begins_with(word: bytes, reply: Any) -> bool:
+    """Whether ``reply`` is the answer to the call that sent ``word``."""
+    return type(reply) is list and bool(reply) and reply[0] == word
 
 
 def _reply_error(said: str) -> ResponseError:

@@ -10,9 +10,11 @@ redis-py's own ways.
 """
 
 import asyncio
+import secrets
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from functools import partial
+from itertools import count
 from typing import Any, TypeVar
 
 from redis.asyncio import Redis
@@ -27,7 +29,7 @@ from redis.exceptions import (
 
 from metadata_store import connections, scripts
 from metadata_store.base import LAST_TURN_SECONDS, TOMBSTONE_SECONDS, Absent, NotAsked, StoreError, UnreadableEntry
-from metadata_store.pipeline import NoConnection, Pipeline
+from metadata_store.pipeline import NoConnection, Pipeline, begins_with
 from metadata_store.record import (
     Holding,
     LastTurn,
@@ -70,12 +72,14 @@ class RedisStore:
         self._redis = connections.client_for(url, timeout)
         one = self._redis if isinstance(self._redis, Redis) else None
         self._pipeline = None if one is None else Pipeline(one.connection_pool, timeout)
+        # From anywhere: whatever mixes up connections mixes up those of several routers.
+        self._words = count(secrets.randbits(48))
 
     async def open(self) -> None:
         """Nothing to make ready: connections are made when needed, since the server may come later."""
 
     async def close(self) -> None:
-        """Close all connections."""
+        """Close all connections. Does not fail, whatever becomes of them."""
         if self._pipeline is not None:
             await self._pipeline.close()
         await connections.close(self._redis)
@@ -97,13 +101,15 @@ class RedisStore:
     async def note_turn(self, key: str, last: LastTurn) -> LastTurn | None:
         """See ``Store.note_turn``."""
         written = encode_last_turn(last), _milliseconds(LAST_TURN_SECONDS)
-        return _last_turn(await self._run(scripts.NOTE_TURN, key, *written))
+        (before,) = await self._run(scripts.NOTE_TURN, key, *written)
+        return _last_turn(before)
 
     async def restore(self, key: str, record: Record) -> bool:
         """See ``Store.restore``. Whoever took an entry has the only one: it may go back into a later life."""
         if record.deadline <= self._clock():
             return False
-        return bool(await self._run(scripts.RESTORE, key, *self._written(record)))
+        (done,) = await self._run(scripts.RESTORE, key, *self._written(record))
+        return bool(done)
 
     async def discard(self, key: str) -> Record | None:
         """See ``Store.discard``."""
@@ -147,22 +153,23 @@ class RedisStore:
         told = await redis.execute_command("EVAL", scripts.TELL, 0, **connections.everywhere(redis))
         return frozenset(told.values() if isinstance(told, dict) else (told,))
 
-    async def _run(self, script: str, key: str, *arguments: bytes | int) -> Any:
+    async def _run(self, script: str, key: str, *arguments: bytes | int) -> list[Any]:
         """What ``script`` returns for the keys of ``key``."""
         keys = _keys(key)
+        word = b"%d" % next(self._words)
         # Sent whole each time: a few hundred bytes, where EVALSHA may need a second round trip, and a right.
-        return await self._ask(keys[0], "EVAL", script, len(keys), *keys, *arguments)
-
-    async def _ask(self, key: str, *command: str | bytes | int) -> Any:
-        """What the server that has ``key`` answers to ``command``."""
+        command = ("EVAL", script, len(keys), *keys, word, *arguments)
         if self._pipeline is not None:
-            return await self._told(self._pipeline.ask(*command))
+            told = await self._told(self._pipeline.ask(*command, word=word))
+        else:
+            told = await self._bounded(partial(self._ask_cluster, keys[0], command))
+            if not begins_with(word, told):
+                raise StoreError("Redis: an answer to something else")
+        return told[1:]  # type: ignore[no-any-return]
+
+    async def _ask_cluster(self, key: str, command: tuple[str | bytes | int, ...]) -> Any:
         redis: Any = self._redis
-
-        async def ask() -> Any:
-            return await redis.execute_command(*command, **await connections.where(redis, key))
-
-        return await self._bounded(ask)
+        return await redis.execute_command(*command, **await connections.where(redis, key))
 
     def _written(self, record: Record) -> tuple[bytes, int, bytes, int]:
         """Entry and note of ``record``, each with the milliseconds for which Redis keeps it."""

@@ -19,7 +19,8 @@ its own life and a redirected call is done as a whole elsewhere, need no book-ke
 entries of the one before: those turns are served plain. So does moving a cluster's slots, and, in Redis, the coming
 of the first replica. What makes two servers of one life is not seen: copying a running machine, or a key by hand.
 
-Keys are entry, note and last turn, of one conversation. What is kept is told in bytes and milliseconds.
+Keys are entry, note and last turn, of one conversation. What is kept is told in bytes and milliseconds. The first
+argument is a word of the call's own, with which the answer begins: by it an answer is known to be that call's.
 """
 
 LIFE = """
@@ -35,26 +36,26 @@ if not life then
     return redis.error_reply('NOPERM INFO does not tell master_replid')
 end
 """
-REMOVE = f"{LIFE} return {{life, redis.call('GETDEL', KEYS[1]), redis.call('GETDEL', KEYS[2])}}"
+REMOVE = f"{LIFE} return {{ARGV[1], life, redis.call('GETDEL', KEYS[1]), redis.call('GETDEL', KEYS[2])}}"
 DISCARD = f"""{LIFE}
 redis.call('GETDEL', KEYS[2])
 redis.call('GETDEL', KEYS[3])
-return {{life, redis.call('GETDEL', KEYS[1])}}
+return {{ARGV[1], life, redis.call('GETDEL', KEYS[1])}}
 """
 PUT = f"""{LIFE}
-local before = redis.call('SET', KEYS[1], life .. ' ' .. ARGV[1], 'PX', ARGV[2], 'GET')
-redis.call('SET', KEYS[2], life .. ' ' .. ARGV[3], 'PX', ARGV[4])
-return {{life, before, redis.call('SET', KEYS[3], ARGV[5], 'PX', ARGV[6], 'GET')}}
+local before = redis.call('SET', KEYS[1], life .. ' ' .. ARGV[2], 'PX', ARGV[3], 'GET')
+redis.call('SET', KEYS[2], life .. ' ' .. ARGV[4], 'PX', ARGV[5])
+return {{ARGV[1], life, before, redis.call('SET', KEYS[3], ARGV[6], 'PX', ARGV[7], 'GET')}}
 """
-NOTE_TURN = "return redis.call('SET', KEYS[3], ARGV[1], 'PX', ARGV[2], 'GET')"
+NOTE_TURN = f"{LIFE} return {{ARGV[1], redis.call('SET', KEYS[3], ARGV[2], 'PX', ARGV[3], 'GET')}}"
 RESTORE = f"""{LIFE}
 local there = redis.call('GET', KEYS[1])
 local stamp = there and string.match(there, '^(%w+) ')
 if there and (not stamp or stamp == life) then
-    return 0
+    return {{ARGV[1], 0}}
 end
-redis.call('SET', KEYS[1], life .. ' ' .. ARGV[1], 'PX', ARGV[2])
-redis.call('SET', KEYS[2], life .. ' ' .. ARGV[3], 'PX', ARGV[4])
-return 1
+redis.call('SET', KEYS[1], life .. ' ' .. ARGV[2], 'PX', ARGV[3])
+redis.call('SET', KEYS[2], life .. ' ' .. ARGV[4], 'PX', ARGV[5])
+return {{ARGV[1], 1}}
 """
 TELL = f"{LIFE} return life"

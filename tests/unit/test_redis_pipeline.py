@@ -17,9 +17,9 @@ import uvloop
 from redis.asyncio import Connection, ConnectionPool, Redis
 from redis.exceptions import RedisError, ResponseError
 
-from metadata_store import Absent, NotAsked, Record, Store, StoreError, open_store
+from metadata_store import Absent, LastTurn, NotAsked, Record, Store, StoreError, open_store
 from metadata_store.pipeline import NoConnection, Pipeline
-from tests.redis_server import RedisServer, Start
+from tests.redis_server import RedisServer, Start, follow
 from tests.running import eventually
 from tests.unit.records import record
 
@@ -59,6 +59,10 @@ class Between:
         """What to add to the answers to what was asked."""
         self.breaks_at: bytes | None = None
         """Asked this, it breaks the connection off."""
+        self.refuses: bytes | None = None
+        """Asked this, it says that it cannot answer yet."""
+        self.reads = asyncio.Event()
+        self.reads.set()
         self.url = ""
 
     async def serve(self, reader: StreamReader, writer: StreamWriter) -> None:
@@ -74,11 +78,17 @@ class Between:
         answers = asyncio.create_task(back())
         try:
             while data := await reader.read(65536):
+                await self.reads.wait()
                 asked = data
+                if self.refuses is not None and asked.endswith(self.refuses):
+                    writer.write(b"-LOADING Redis is loading the dataset in memory\r\n")
+                    continue
                 if self.breaks_at is not None and asked.endswith(self.breaks_at):
                     self.breaks_at = None
                     return
                 to_redis.write(data)
+        except ConnectionResetError:
+            return
         finally:
             answers.cancel()
             to_redis.close()
@@ -94,6 +104,22 @@ async def between(redis_server: RedisServer) -> AsyncIterator[Between]:
     server.close()
     for link in one.links:
         link.close()
+
+
+Run = Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Run:
+    """In this loop, or in one as the router has."""
+
+    async def in_uvloop(work: Coroutine[Any, Any, None]) -> None:
+        await asyncio.to_thread(uvloop.run, work)
+
+    async def here(work: Coroutine[Any, Any, None]) -> None:
+        await work
+
+    return here if request.param == "asyncio" else in_uvloop
 
 
 async def test_calls_at_once_share_one_connection_and_each_gets_its_own_answer(between: Between) -> None:
@@ -149,6 +175,25 @@ async def test_call_that_is_late_ends_the_connection_for_new_calls_but_not_for_t
         await eventually(between.links[0].is_closing)
 
 
+async def test_call_is_late_at_its_own_time_whatever_time_those_before_it_have(between: Between) -> None:
+    async with pipeline(between.url) as calls:
+        await calls.ask("PING")
+        between.let_through.clear()
+        calls._timeout = 600.0
+        patient = asyncio.create_task(calls.ask("ECHO", "patient"))
+        await asyncio.sleep(0)
+        calls._timeout = 0.1
+        begun = time.monotonic()
+        with pytest.raises(TimeoutError):
+            await calls.ask("ECHO", "late")
+        # Connecting had ten seconds.
+        assert time.monotonic() - begun < 5.0
+        assert not patient.done()
+        await calls.close()
+        with pytest.raises(RedisError):
+            await patient
+
+
 async def test_answer_that_nobody_asked_for_is_never_taken_for_one(between: Between) -> None:
     put = record(time.time() + 300)
     async with opened(between.url) as store:
@@ -159,6 +204,62 @@ async def test_answer_that_nobody_asked_for_is_never_taken_for_one(between: Betw
         between.surplus_after = lambda asked: b""
         assert await store.take(KEYS[0]) == put
     assert len(between.links) == 2
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["redis://host/0", "rediss://host", "unix:///socket", "redis+sentinel://host/service", "redis+cluster://host"],
+)
+def test_url_that_asks_for_another_protocol_is_refused(url: str) -> None:
+    open_store(f"{url}?protocol=2", 1.0)
+    with pytest.raises(ValueError, match="protocol"):
+        open_store(f"{url}?protocol=3", 1.0)
+
+
+async def test_what_the_server_tells_unasked_is_never_taken_for_an_answer(between: Between) -> None:
+    notice = b">4\r\n$6\r\nMOVING\r\n:1\r\n:15\r\n$9\r\nhost:6379\r\n"
+    async with pipeline(between.url) as calls:
+        await calls.ask("PING")
+        between.surplus_before = lambda asked: notice if b"ECHO" in asked else b""
+        told = await asyncio.gather(*(calls.ask("ECHO", word) for word in "abc"), return_exceptions=True)
+        assert all(isinstance(one, RedisError) and not isinstance(one, NoConnection) for one in told)
+        between.surplus_before = lambda asked: b""
+        assert await calls.ask("ECHO", "d") == b"d"
+    assert len(between.links) == 2
+
+
+async def test_answers_that_have_moved_on_by_one_are_not_believed(between: Between) -> None:
+    stray = [b"*4\r\n$1\r\n1\r\n$6\r\nabcdef\r\n$-1\r\n$-1\r\n"]
+    async with opened(between.url) as store:
+        for number, key in enumerate(KEYS):
+            await store.put(key, record(time.time() + 300, number + 1))
+        between.surplus_before = lambda asked: stray.pop() if stray else b""
+        for one in await asyncio.gather(*(store.take(key) for key in KEYS[:9]), return_exceptions=True):
+            assert isinstance(one, StoreError)
+            # All of them may have been done.
+            assert not isinstance(one, NotAsked)
+        assert not stray
+        last = await store.take(KEYS[9])
+        assert isinstance(last, Record)
+        assert last.turn == 10
+    assert len(between.links) == 2
+
+
+async def test_master_that_was_demoted_is_asked_nothing_more_after_a_turn_was_to_be_noted(start_redis: Start) -> None:
+    master, other = start_redis(), start_redis()
+    one = Between(master)
+    server = await asyncio.start_server(one.serve, "127.0.0.1", 0)
+    try:
+        async with opened(f"redis://127.0.0.1:{server.sockets[0].getsockname()[1]}/0") as store:
+            last = LastTurn.of(record(time.time() + 300))
+            assert await store.note_turn(KEYS[0], last) is None
+            assert await store.note_turn(KEYS[0], last) == last
+            await asyncio.to_thread(follow, master, other)
+            with pytest.raises(StoreError):
+                await store.note_turn(KEYS[0], last)
+            await eventually(one.links[0].is_closing)
+    finally:
+        server.close()
 
 
 async def test_connection_whose_answers_are_not_to_what_was_asked_is_not_used(between: Between) -> None:
@@ -240,6 +341,66 @@ async def test_connection_that_has_rested_is_tried_and_replaced_without_losing_t
         assert len(between.links) == 2
 
 
+async def test_connection_that_cannot_be_used_after_a_rest_does_not_stay_open(between: Between) -> None:
+    async with pipeline(between.url, connection_class=Doubted) as calls:
+        assert await calls.ask("ECHO", "one") == b"one"
+        between.refuses = b"PING\r\n"
+        assert await calls.ask("ECHO", "two") == b"two"
+        assert len(between.links) == 2
+        await eventually(between.links[0].is_closing)
+
+
+async def test_closing_does_not_wait_for_a_server_that_does_not_read(between: Between, run: Run) -> None:
+    async def close() -> None:
+        async with pipeline(between.url, timeout=600.0) as calls:
+            await calls.ask("PING")
+            between.reads.clear()
+            asked = asyncio.create_task(calls.ask("ECHO", b"x" * 32_000_000))
+            await asyncio.sleep(0)
+            begun = time.monotonic()
+            await calls.close()
+            assert time.monotonic() - begun < 30.0
+            with pytest.raises(RedisError):
+                await asked
+
+    await run(close())
+
+
+async def test_who_waits_for_a_connection_when_the_store_is_closed_is_told_that_there_is_none(between: Between) -> None:
+    between.let_through.clear()
+    async with opened(between.url) as store:
+        for begun in (lambda: True, lambda: bool(between.links)):
+            waits = asyncio.create_task(store.take(KEYS[0]))
+            await asyncio.sleep(0)
+            await eventually(begun)
+            await store.close()
+            with pytest.raises(NotAsked):
+                await waits
+
+
+async def test_server_that_does_not_read_is_not_sent_ever_more(between: Between, run: Run) -> None:
+    async def send() -> None:
+        much = b"x" * 16_000_000
+        async with pipeline(between.url, timeout=600.0) as calls:
+            await calls.ask("PING")
+            between.reads.clear()
+            asked: list[asyncio.Task[Any]] = []
+            for _ in range(12):
+                asked.append(asyncio.create_task(calls.ask("EVAL", "return #ARGV[1]", 0, much)))
+                await asyncio.sleep(0)
+            refused = [one for one in asked if one.done()]
+            assert 2 <= len(refused) <= 8
+            for one in refused:
+                assert isinstance(one.exception(), NoConnection)
+            here.call_soon_threadsafe(between.reads.set)
+            sent = [one for one in asked if one not in refused]
+            assert await asyncio.gather(*sent) == [len(much)] * len(sent)
+            assert await calls.ask("ECHO", "again") == b"again"
+
+    here = asyncio.get_running_loop()
+    await run(send())
+
+
 async def test_call_after_the_pipeline_was_closed_mid_way_is_not_left_hanging(between: Between) -> None:
     async with pipeline(between.url) as calls:
         await calls.ask("ECHO", "one")
@@ -276,22 +437,6 @@ async def test_server_that_is_down_is_told_as_no_connection(redis_server: RedisS
             raise AssertionError("a server that was stopped answered")
 
         await eventually(fails)
-
-
-Run = Callable[[Coroutine[Any, Any, None]], Awaitable[None]]
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Run:
-    """In this loop, or in one as the router has."""
-
-    async def in_uvloop(work: Coroutine[Any, Any, None]) -> None:
-        await asyncio.to_thread(uvloop.run, work)
-
-    async def here(work: Coroutine[Any, Any, None]) -> None:
-        await work
-
-    return here if request.param == "asyncio" else in_uvloop
 
 
 async def works(url: str) -> None:
