@@ -17,6 +17,9 @@ from typing import BinaryIO, Protocol
 GENEROUS = 30.0
 """Seconds to wait for what should take a moment."""
 
+PATIENT = 4 * GENEROUS
+"""For a Sentinel: one that got no time for two seconds does nothing for the next thirty."""
+
 
 class RedisServer:
     """One server on loopback. It keeps its port over ``stop`` and ``start``; what it held is lost by then.
@@ -100,7 +103,10 @@ class RedisServer:
 
 
 class SentinelServer(RedisServer):
-    """A Sentinel that alone decides, within a second, that the master of ``service`` is gone."""
+    """A Sentinel that alone decides of the master of ``service``, and does when it is told to.
+
+    By itself it would too, but not soon: on a busy machine, a server that only is slow would seem to be gone.
+    """
 
     def __init__(self, service: str, master: RedisServer) -> None:
         super().__init__()
@@ -108,11 +114,22 @@ class SentinelServer(RedisServer):
         settings = Path(self._folder.name, "sentinel.conf")
         settings.write_text(
             f"sentinel monitor {service} 127.0.0.1 {master.port} 1\n"
-            f"sentinel down-after-milliseconds {service} 300\n"
-            f"sentinel failover-timeout {service} 3000\n"
+            f"sentinel down-after-milliseconds {service} 600000\n"
+            f"sentinel failover-timeout {service} 600000\n"
         )
+        self._service = service
         self._first = (str(settings), "--sentinel")
         self._options = ()
+
+    def fail_over(self) -> None:
+        """Make a replica the master. Returns when the Sentinel names it as that."""
+        before = self._names()
+        wait_for(lambda: self.command("SENTINEL", "FAILOVER", self._service) == b"+OK", PATIENT)
+        wait_for(lambda: self._names() != before, PATIENT)
+
+    def _names(self) -> list[bytes]:
+        with self._asked("SENTINEL", "GET-MASTER-ADDR-BY-NAME", self._service) as answer:
+            return [answer.readline() for _ in range(5)]
 
 
 class Start(Protocol):
@@ -145,12 +162,12 @@ def form_cluster(masters: list[RedisServer], replica_of_first: RedisServer) -> N
     wait_for(lambda: "master_link_status:up" in replica_of_first.text("INFO", "replication"))
 
 
-def wait_for(seen: Callable[[], bool]) -> None:
+def wait_for(seen: Callable[[], bool], within: float = GENEROUS) -> None:
     """Until ``seen``."""
-    end = time.monotonic() + GENEROUS
+    end = time.monotonic() + within
     while not seen():
         if time.monotonic() > end:
-            raise TimeoutError(f"not seen within {GENEROUS:g} s")
+            raise TimeoutError(f"not seen within {within:g} s")
         time.sleep(0.01)
 
 

@@ -13,7 +13,7 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 
 from metadata_store import Absent, Holding, LastTurn, Put, Record, Store, StoreError, open_store
 from metadata_store.redis import RedisStore
-from tests.redis_server import RedisServer, SentinelServer, Start, follow, form_cluster, free_port, wait_for
+from tests.redis_server import PATIENT, RedisServer, SentinelServer, Start, follow, form_cluster, free_port, wait_for
 from tests.running import eventually
 from tests.unit.records import record
 
@@ -66,7 +66,7 @@ def service(start_redis: Start) -> Iterator[tuple[RedisServer, RedisServer, Sent
     sentinel = SentinelServer("kv-store", master)
     try:
         sentinel.start()
-        wait_for(lambda: "slaves=1" in sentinel.text("INFO", "sentinel"))
+        wait_for(lambda: "slaves=1" in sentinel.text("INFO", "sentinel"), PATIENT)
         yield master, replica, sentinel
     finally:
         sentinel.close()
@@ -88,6 +88,7 @@ async def test_service_that_sentinels_watch_goes_on_after_a_fail_over_without_wh
 
             await eventually(copied)
         master.stop()
+        await asyncio.to_thread(sentinel.fail_over)
         assert await taken_when_it_answers_again(store, KEYS[0]) is Absent.NOTHING
         await does_what_a_store_promises(store)
         assert "role:master" in replica.text("INFO", "replication")
@@ -191,11 +192,13 @@ def test_what_a_cluster_url_says_is_asked_for() -> None:
         "redis+sentinel://host/service/database",
         "redis+sentinel://host/service?no_such_option=1",
         "redis+sentinel://host/service?decode_responses=true",
+        "redis+sentinel://host/service?protocol=3",
         "redis+cluster://",
         "redis+cluster://host/1",
         "redis+cluster://host?no_such_option=1",
         "redis+cluster://host?db=1",
         "redis+cluster://host?decode_responses=true",
+        "redis+cluster://host?protocol=3",
         "redis+nothing://host",
     ],
 )
