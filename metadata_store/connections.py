@@ -36,7 +36,7 @@ def client_for(url: str, timeout: float) -> Client:
     """Nothing is connected yet. ``timeout`` in seconds bounds connecting and each answer to what the client asks.
 
     What a ``Pipeline`` asks over a connection of the client's is bounded by the pipeline: there ``socket_timeout``
-    holds only while it is connected, and ``max_connections`` not at all, whether they are from here or from the URL.
+    holds only while it is being made, and ``max_connections`` not at all, whether they are from here or from the URL.
 
     Raises ``ValueError`` for a URL that is none, or has options with which answers could not be read.
     """
