@@ -13,10 +13,11 @@ from proxy.call import Call, Reply, Report
 from proxy.harvest import Harvest
 from proxy.pool import Pool
 from proxy.relay import Relay, names_role_only
+from proxy.servers import forwarding
 from proxy.settings import Settings
 from proxy.sse import Events, data_of, each
 from proxy.telemetry import Metrics
-from proxy.upstream import Answer, Failed, Refused, Upstream, forwarding
+from proxy.upstream import Answer, Failed, Refused, Upstream
 from proxy.worker_stream import BrokenOff, Stream
 from router.workers import Worker
 

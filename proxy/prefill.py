@@ -7,9 +7,10 @@ import msgspec
 from proxy.body import NULL
 from proxy.call import Call, Report
 from proxy.pool import Pool
+from proxy.servers import forwarding
 from proxy.telemetry import Metrics
 from proxy.token_ids import TokenIds
-from proxy.upstream import Answer, Failed, Refused, Upstream, forwarding
+from proxy.upstream import Answer, Failed, Refused, Upstream
 from router.kv_params import Members, first_turn
 from router.reuse import Reuse
 from router.workers import Role, Worker

@@ -8,8 +8,9 @@ import structlog
 from proxy.body import dump, raw
 from proxy.dialects import DIALECTS, Dialect
 from proxy.harvest import Harvest
+from proxy.servers import RenderServer, Server
 from proxy.token_ids import TokenIds
-from proxy.upstream import Answer, Failed, Refused, RenderServer, Server, Upstream
+from proxy.upstream import Answer, Failed, Refused, Upstream
 from router.kv_params import Members, first_turn
 
 log = structlog.get_logger()

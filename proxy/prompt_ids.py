@@ -10,10 +10,11 @@ from proxy.call import Call, Report
 from proxy.dialects import ClientRequest, Dialect
 from proxy.pool import Pool
 from proxy.probe import tokenized_ids
+from proxy.servers import RenderServer, Server, forwarding
 from proxy.settings import Settings
 from proxy.telemetry import Metrics
 from proxy.token_ids import TokenIds
-from proxy.upstream import Answer, Failed, Refused, RenderServer, Server, Upstream, forwarding
+from proxy.upstream import Answer, Failed, Refused, Upstream
 
 log = structlog.get_logger()
 

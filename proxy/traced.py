@@ -19,11 +19,12 @@ from proxy.prefill import NothingToRead, OtherTokens, Prefilled, PrefillLeg, Pre
 from proxy.prompt_ids import PromptIds
 from proxy.release import Releaser, Why
 from proxy.routes.api import ApiEndpoint
+from proxy.servers import Server, forwarding
 from proxy.spans import TURN, TracedTurn, begin, current, fail, step, tell, tell_answer, tell_status
 from proxy.token_ids import TokenIds
 from proxy.traced_turn import TracedEndpoint
 from proxy.traces import Traces
-from proxy.upstream import Answer, Failed, Refused, Server, Upstream, forwarding
+from proxy.upstream import Answer, Failed, Refused, Upstream
 from router.reuse import Reuse
 from router.workers import Worker
 

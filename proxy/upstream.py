@@ -3,9 +3,8 @@
 import asyncio
 import ssl
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 from types import TracebackType
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,6 +13,7 @@ from proxy.errors import bad_request
 from proxy.http_answer import HttpAnswer
 from proxy.http_url import Address
 from proxy.request_head import RequestHeads, UnsafeHeader
+from proxy.servers import Forwarding, Server
 from proxy.wait import Wait
 from proxy.worker_connection import Until, WorkerConnection
 from proxy.worker_stream import Stream
@@ -21,53 +21,6 @@ from proxy.worker_stream import Stream
 _JSON = "application/json"
 
 _HEADERS = {"Accept": "*/*", "Accept-Encoding": "identity"}
-
-
-class Server(Protocol):
-    """Where a request goes: a worker, or a server that only renders."""
-
-    @property
-    def url(self) -> str:
-        """Without a slash at its end."""
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """What every request to it carries, besides what requests to all of them do."""
-
-
-@dataclass(frozen=True)
-class Forwarding:
-    """A server, and headers of a client's that a request to it carries besides, or instead of, the server's."""
-
-    server: Server
-    forwarded: Mapping[str, str]
-
-    @property
-    def url(self) -> str:
-        """See ``Server``."""
-        return self.server.url
-
-    @property
-    def headers(self) -> Mapping[str, str]:
-        """See ``Server``."""
-        return self.server.headers
-
-
-def forwarding(server: Server, forwarded: Mapping[str, str]) -> Server:
-    """``server``, to be sent ``forwarded`` too."""
-    if not forwarded:
-        return server
-    if isinstance(server, Forwarding):
-        return Forwarding(server.server, {**server.forwarded, **forwarded})
-    return Forwarding(server, forwarded)
-
-
-@dataclass(frozen=True)
-class RenderServer:
-    """A server that is no worker, and is sent what all are."""
-
-    url: str
-    headers: Mapping[str, str] = field(default_factory=dict)
 
 
 class Answer(msgspec.Struct, frozen=True):

@@ -10,7 +10,8 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from proxy.upstream import RenderServer, Upstream
+from proxy.servers import RenderServer
+from proxy.upstream import Upstream
 from proxy.worker_stream import BrokenOff, Stream
 
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n\r\n"

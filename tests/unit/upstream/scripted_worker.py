@@ -11,7 +11,7 @@ import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 
-from proxy.upstream import RenderServer
+from proxy.servers import RenderServer
 
 Script = Callable[["Connection"], Awaitable[None]]
 

@@ -14,7 +14,8 @@ import aiohappyeyeballs
 import pytest
 
 from proxy import connections
-from proxy.upstream import Answer, Failed, RenderServer, Upstream
+from proxy.servers import RenderServer
+from proxy.upstream import Answer, Failed, Upstream
 from proxy.worker_connection import WorkerConnection
 from tests.running import eventually
 from tests.unit.upstream.scripted_worker import (

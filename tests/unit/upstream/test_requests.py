@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
+from proxy.servers import RenderServer, forwarding
 from proxy.traced import TracedUpstream
-from proxy.upstream import Answer, Failed, Refused, RenderServer, Upstream, forwarding
+from proxy.upstream import Answer, Failed, Refused, Upstream
 from proxy.worker_connection import WorkerConnection
 from proxy.worker_stream import BrokenOff, Stream
 from tests.running import eventually
