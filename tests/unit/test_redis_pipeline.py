@@ -17,24 +17,14 @@ import uvloop
 from redis.asyncio import Connection, ConnectionPool, Redis
 from redis.exceptions import RedisError, ResponseError
 
-from metadata_store import Absent, LastTurn, NotAsked, Record, Store, StoreError, open_store
+from metadata_store import Absent, LastTurn, NotAsked, Record, StoreError, open_store
 from metadata_store.pipeline import NoConnection, Pipeline
-from tests.redis_server import RedisServer, Start, follow
+from tests.redis_server import RedisServer, Start, follow, opened
 from tests.running import eventually
 from tests.unit.records import record
 
 KEYS = [f"{number:032x}" for number in range(60)]
 SURPLUS = b"$7\r\nsurplus\r\n"
-
-
-@contextlib.asynccontextmanager
-async def opened(url: str, timeout: float = 10.0) -> AsyncIterator[Store]:
-    store = open_store(url, timeout)
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 @contextlib.asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 
 import pytest
 from redis.asyncio import Redis, RedisCluster
@@ -13,21 +13,21 @@ from redis.asyncio.sentinel import SentinelConnectionPool
 
 from metadata_store import Absent, Holding, LastTurn, Put, Record, Store, StoreError, open_store
 from metadata_store.redis import RedisStore
-from tests.redis_server import PATIENT, RedisServer, SentinelServer, Start, follow, form_cluster, free_port, wait_for
+from tests.redis_server import (
+    PATIENT,
+    RedisServer,
+    SentinelServer,
+    Start,
+    follow,
+    form_cluster,
+    free_port,
+    opened,
+    wait_for,
+)
 from tests.running import eventually
 from tests.unit.records import record
 
 KEYS = [f"{number:032x}" for number in range(30)]
-
-
-@contextlib.asynccontextmanager
-async def opened(url: str, timeout: float = 10.0) -> AsyncIterator[Store]:
-    store = open_store(url, timeout)
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 async def does_what_a_store_promises(store: Store) -> None:
