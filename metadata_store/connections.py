@@ -40,7 +40,8 @@ def client_for(url: str, timeout: float) -> Client:
 
     Raises ``ValueError`` for a URL that is none, or has options with which answers could not be read.
     """
-    kind = urlsplit(url).scheme.partition("+")[2]
+    parts = _split(url)
+    kind = parts.scheme.partition("+")[2]
     settings: dict[str, Any] = {
         "socket_timeout": timeout,
         # Less than the call has: that nobody is there is worth more to know than that it took too long.
@@ -57,9 +58,9 @@ def client_for(url: str, timeout: float) -> Client:
     try:
         match kind:
             case "sentinel":
-                client: Client = _by_sentinels(urlsplit(url), settings, timeout)
+                client: Client = _by_sentinels(parts, settings, timeout)
             case "cluster":
-                client = _of_cluster(urlsplit(url), settings, timeout)
+                client = _of_cluster(parts, settings, timeout)
             case _:
                 client = Redis.from_url(url, **settings)
         if isinstance(client, Redis):
@@ -151,6 +152,15 @@ def _of_cluster(url: SplitResult, settings: dict[str, Any], timeout: float) -> R
         "reinitialize_steps": 0,
     }
     return RedisCluster(startup_nodes=nodes, **settings | _options(url))
+
+
+def _split(url: str) -> SplitResult:
+    """A URL that may have several hosts: releases of Python since 2025 take no list with IPv6 addresses in it."""
+    scheme, _, rest = url.partition("://")
+    rest, _, fragment = rest.partition("#")
+    rest, _, query = rest.partition("?")
+    hosts, slash, path = rest.partition("/")
+    return SplitResult(scheme.lower(), hosts, slash + path, query, fragment)
 
 
 def _hosts(url: SplitResult, usual_port: int) -> list[tuple[str, int]]:
