@@ -71,7 +71,8 @@ class Connections:
             except TimeoutError as error:
                 self._found = []
                 raise NoConnection("no connection in time") from error
-            except (OSError, RuntimeError, UnicodeError) as error:  # uvloop has both.
+            except (OSError, RuntimeError, UnicodeError) as error:
+                # uvloop tells some failures of a socket by the second, and a name that can be none is the third.
                 self._found = []
                 raise NoConnection(f"no connection: {_reason(error)}") from error
         if self._closed:

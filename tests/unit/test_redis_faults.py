@@ -15,7 +15,7 @@ from metadata_store import Absent, NotAsked, Store, StoreError, open_store
 from metadata_store.keys import conversation_key, derive_secret
 from metadata_store.record import Holding, encode
 from metadata_store.redis import RedisStore
-from tests.redis_server import RedisServer, free_port
+from tests.redis_server import RedisServer, free_port, opened
 from tests.running import eventually
 from tests.unit.records import record
 
@@ -24,16 +24,6 @@ LIMIT = 0.5
 """Seconds that a call may take; far more than a Redis on this machine needs."""
 SLACK = 5.0
 """How much later than that is still in time on a busy machine, and far from what retries would take."""
-
-
-@contextlib.asynccontextmanager
-async def opened(url: str, timeout: float = LIMIT) -> AsyncIterator[Store]:
-    store = open_store(url, timeout)
-    await store.open()
-    try:
-        yield store
-    finally:
-        await store.close()
 
 
 def calls(store: Store) -> list[Callable[[], Awaitable[object]]]:
@@ -83,7 +73,7 @@ async def listening(serve: Callable[[StreamReader, StreamWriter], Awaitable[None
 
 
 async def test_redis_that_is_down_is_a_store_error_in_time() -> None:
-    async with opened(f"redis://127.0.0.1:{free_port()}/0") as store:
+    async with opened(f"redis://127.0.0.1:{free_port()}/0", LIMIT) as store:
         for call in calls(store):
             await fails_in_time(call)
 
@@ -93,7 +83,7 @@ async def test_redis_that_accepts_and_never_answers_is_a_store_error_in_time() -
         while await reader.read(1000):
             pass
 
-    async with listening(silent) as url, opened(url) as store:
+    async with listening(silent) as url, opened(url, LIMIT) as store:
         for call in calls(store):
             await fails_in_time(call)
 
@@ -104,7 +94,7 @@ async def test_redis_that_answers_no_redis_is_a_store_error() -> None:
         writer.write(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         await writer.drain()
 
-    async with listening(wrong) as url, opened(url) as store:
+    async with listening(wrong) as url, opened(url, LIMIT) as store:
         for call in calls(store):
             await fails_in_time(call)
 
@@ -235,7 +225,7 @@ def test_no_command_is_ever_sent_twice(options: str) -> None:
 
 async def test_answer_that_came_too_late_is_never_taken_for_that_of_the_next_call(redis_server: RedisServer) -> None:
     between = Between(redis_server)
-    async with listening(between.serve) as url, opened(url) as store, opened(redis_server.url, 10.0) as direct:
+    async with listening(between.serve) as url, opened(url, LIMIT) as store, opened(redis_server.url, 10.0) as direct:
         await direct.put(KEY, record(time.time() + 300, turn=1))
         await direct.put("b" * 32, record(time.time() + 300, turn=2))
         await store.take("c" * 32)

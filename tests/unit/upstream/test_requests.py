@@ -426,12 +426,7 @@ async def test_a_stream_that_was_left_and_does_not_end_is_closed(
 ) -> None:
     monkeypatch.setattr("proxy.worker_stream._END_SECONDS", 0.01)
 
-    async def streams(connection: Connection) -> None:
-        await connection.request()
-        connection.send(STREAM_HEAD + chunk(b"data: [DONE]\n\n"))
-        await connection.until_closed()
-
-    async with worker(streams) as there:
+    async with worker(answering(STREAM_HEAD + chunk(b"data: [DONE]\n\n"))) as there:
         got = await stream(upstream, there)
         assert await got.next() == b"data: [DONE]\n\n"
         got.leave()
@@ -470,12 +465,7 @@ async def test_an_answer_that_comes_together_with_the_callers_cancellation_is_no
 
 
 async def test_a_stream_that_is_closed_early_makes_the_worker_stop(upstream: Upstream) -> None:
-    async def streams(connection: Connection) -> None:
-        await connection.request()
-        connection.send(STREAM_HEAD + chunk(b"data: 1\n\n"))
-        await connection.until_closed()
-
-    async with worker(streams) as there:
+    async with worker(answering(STREAM_HEAD + chunk(b"data: 1\n\n"))) as there:
         got = await stream(upstream, there)
         assert await got.next() == b"data: 1\n\n"
         got.close()
@@ -484,12 +474,7 @@ async def test_a_stream_that_is_closed_early_makes_the_worker_stop(upstream: Ups
 
 
 async def test_who_is_cancelled_in_a_stream_can_close_it(upstream: Upstream) -> None:
-    async def streams(connection: Connection) -> None:
-        await connection.request()
-        connection.send(STREAM_HEAD)
-        await connection.until_closed()
-
-    async with worker(streams) as there:
+    async with worker(answering(STREAM_HEAD)) as there:
         got = await stream(upstream, there)
         reading = asyncio.ensure_future(read(got))
         await asyncio.sleep(0.01)
@@ -501,12 +486,7 @@ async def test_who_is_cancelled_in_a_stream_can_close_it(upstream: Upstream) -> 
 
 
 async def test_a_streams_reader_is_told_that_what_it_asked_is_gone(upstream: Upstream) -> None:
-    async def streams(connection: Connection) -> None:
-        await connection.request()
-        connection.send(STREAM_HEAD)
-        await connection.until_closed()
-
-    async with worker(streams) as there:
+    async with worker(answering(STREAM_HEAD)) as there:
         got = await stream(upstream, there)
         reading = asyncio.ensure_future(read(got))
         upstream.stop_waiting(there.server)
@@ -546,12 +526,7 @@ async def no_connections_but_streams(upstream: Upstream) -> None:
 
 
 async def test_a_stream_that_stalls_breaks_off(upstream: Upstream) -> None:
-    async def streams(connection: Connection) -> None:
-        await connection.request()
-        connection.send(STREAM_HEAD + chunk(b"data: 1\n\n"))
-        await connection.until_closed()
-
-    async with worker(streams) as there:
+    async with worker(answering(STREAM_HEAD + chunk(b"data: 1\n\n"))) as there:
         got = await stream(upstream, there, gap_timeout=0.05)
         with pytest.raises(BrokenOff, match=r"nothing for 0\.05 s"):
             await read(got)
