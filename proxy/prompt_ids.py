@@ -95,11 +95,11 @@ class PromptIds:
     def _ids(self, dialect: Dialect, answer: Answer | Refused | Failed) -> TokenIds | None:
         try:
             return dialect.rendered_ids(answer.body) if isinstance(answer, Answer) else None
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return None
 
     def _tokens(self, answer: Answer | Refused) -> TokenIds | None:
         try:
             return tokenized_ids(answer.body) if isinstance(answer, Answer) else None
-        except msgspec.DecodeError:
+        except (msgspec.DecodeError, RecursionError):
             return None

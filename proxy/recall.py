@@ -5,9 +5,10 @@ import asyncio
 import msgspec
 from msgspec.structs import replace
 
-from metadata_store import Absent, Record
+from metadata_store import MEMORY, Absent, Record
 from proxy.background import Background
 from proxy.call import Call, Clock, Report
+from proxy.ledger import Ledger
 from proxy.memory import Memory, Unavailable
 from proxy.pool import Pool
 from proxy.prompt_ids import PromptIds
@@ -53,6 +54,7 @@ class Recall:
         settings: Settings,
         pool: Pool,
         memory: Memory,
+        ledger: Ledger,
         prompt_ids: PromptIds,
         releaser: Releaser,
         background: Background,
@@ -62,6 +64,7 @@ class Recall:
         self._settings = settings
         self._pool = pool
         self._memory = memory
+        self._ledger = ledger
         self._prompt_ids = prompt_ids
         self._releaser = releaser
         self._background = background
@@ -83,21 +86,25 @@ class Recall:
         if call.key is None:
             report.label(Outcome.NONE, Reason.NO_CONVERSATION_ID)
             return Recalled()
-        taken = await call.interruption.uncut(self._memory.take(call.key))
-        # Nothing is sent to an engine here: whatever ends the verification early, a client that leaves included, the
-        # entry goes back; once, as another turn may take it right after.
-        untouched = taken if isinstance(taken, Record) else None
+        asked = self._asked_ahead(call, call.key, report)
+        untouched: Record | None = None
         try:
+            taken = await call.interruption.uncut(self._memory.take(call.key))
+            # Nothing is sent to an engine here: whatever ends the verification early, a client that leaves included,
+            # the entry goes back; once, as another turn may take it right after.
+            untouched = taken if isinstance(taken, Record) else None
             # The client may have left meanwhile.
             await call.interruption.checkpoint()
             if not isinstance(taken, Record):
                 return self._without(call.key, report, taken)
-            recalled, left = await self._verify(call, call.key, report, taken)
+            recalled, left = await self._verify(call, call.key, report, taken, asked)
             if recalled.verified is not None:
                 await call.interruption.checkpoint()
             untouched = left
             return recalled
         finally:
+            if asked is not None:
+                asked.cancel()
             if untouched is not None:
                 back = put_back(self._memory, self._releaser, call.key, untouched)
                 await asyncio.shield(self._background.start(back))
@@ -116,7 +123,15 @@ class Recall:
         )
         return Recalled(key=key)
 
-    async def _verify(self, call: Call, key: str, report: Report, record: Record) -> tuple[Recalled, Record | None]:
+    def _asked_ahead(self, call: Call, key: str, report: Report) -> asyncio.Task[TokenIds | None] | None:
+        """The prompt's ids, asked for while a store elsewhere is asked for the entry, if one is known to be there."""
+        if self._settings.store == MEMORY or self._ledger.find(key) is None:
+            return None
+        return asyncio.create_task(self._prompt_ids.of(call, report))
+
+    async def _verify(
+        self, call: Call, key: str, report: Report, record: Record, asked: asyncio.Task[TokenIds | None] | None
+    ) -> tuple[Recalled, Record | None]:
         """What the turn knows then, and the entry if it was left as it is."""
         nothing = Recalled(key=key, prefill=record.prefill, decode=record.worker)
         report.turn = record.turn + 1
@@ -126,7 +141,7 @@ class Recall:
             report.label(gone.outcome, gone.reason)
             # A worker that is down may come back as it was.
             return nothing, record if gone.reason is Reason.WORKER_DOWN else None
-        ids = await self._prompt_ids.of(call, report)
+        ids = await (asked or self._prompt_ids.of(call, report))
         if ids is None:
             report.label(Outcome.UNSUPPORTED, Reason.NO_TOKEN_IDS)
             return nothing, record

@@ -3,58 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 
-import httpx
 import pytest
 
-from metadata_store import Absent, Record
 from metadata_store.memory import MemoryStore
-from proxy.interruption import Cause, Interruption
 from tests.contract.answers import CHAT, OPENING, chat, user
 from tests.contract.conftest import House, Json, MakeHouse
-from tests.running import GENEROUS, eventually
+from tests.contract.slow_takes import SlowTakes
+from tests.running import eventually
 
 COMPLETIONS = "/v1/completions"
 IDS = list(range(100, 300))
 
 
-class SlowTakes:
-    """A store whose takes have been done at once, and whose answers come late."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.slow = False
-        self._taken, self._go_on, self._noticed = asyncio.Event(), asyncio.Event(), asyncio.Event()
-        take, interrupt = MemoryStore.take, Interruption.interrupt
-
-        async def taken_late(store: MemoryStore, key: str) -> Record | Absent:
-            got = await take(store, key)
-            if self.slow and isinstance(got, Record):
-                self._taken.set()
-                await self._go_on.wait()
-            return got
-
-        def noticed(interruption: Interruption, cause: Cause) -> None:
-            interrupt(interruption, cause)
-            self._noticed.set()
-
-        monkeypatch.setattr(MemoryStore, "take", taken_late)
-        monkeypatch.setattr(Interruption, "interrupt", noticed)
-
-    async def outlast(self, asking: asyncio.Task[httpx.Response]) -> None:
-        """Let the client of ``asking`` leave while an entry that was taken is on its way."""
-        await asyncio.wait_for(self._taken.wait(), GENEROUS)
-        asking.cancel()
-        with contextlib.suppress(asyncio.CancelledError):
-            await asking
-        await asyncio.wait_for(self._noticed.wait(), GENEROUS)
-        self.slow = False
-        self._go_on.set()
-
-
 @pytest.fixture
 async def takes(monkeypatch: pytest.MonkeyPatch) -> SlowTakes:
-    return SlowTakes(monkeypatch)
+    return SlowTakes(monkeypatch, MemoryStore)
 
 
 def completion(prompt: list[int]) -> Json:
