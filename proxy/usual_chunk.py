@@ -51,7 +51,10 @@ class UsualChunks:
             if not before or self._after is None:
                 yield event, None
             else:
-                ids.extend(map(int, told.split(b",")))
+                if b"," in told:
+                    ids.extend(map(int, told.split(b",")))
+                else:
+                    ids.append(int(told))
                 yield event, before + said + self._after
 
 
