@@ -1,10 +1,11 @@
 """What the router itself costs, beside other routers, between engines that compute nothing.
 
-`python -m bench.overhead` runs one router after another, each alone on one core, on the same engines and the same
-load, which share another core: turns with bodies of 1 KB, 100 KB and 1 MB, 1 to 256 clients, streams and whole
-answers, first turns and such that reuse. It goes round several times (A, B, C, A, B, C) and takes medians. Every
-answer is checked; the first of each kind in full, and by what the engines got. After a wrong one a router is not
-measured on in that round, and the run has failed.
+`python -m bench.overhead` starts all routers, on one core, and gives one after another work to do, from the same load
+and to the same engines, which share another core: turns with bodies of 1 KB, 100 KB and 1 MB, 1 to 256 clients,
+streams and whole answers, first turns and such that reuse. With few clients each has its turn for a quarter of a
+second, again and again (A, B, C, A, B, C): a machine that is slower for a while is so for all of them. Every answer is
+checked; the first of each kind in full, and by what the engines got. After a wrong one a router is not measured on in
+that round, and the run has failed.
 
 No router is the same client that sends both legs itself. nginx passes requests on to decode, one leg. What is not
 installed is left out, and the report says so.
@@ -18,7 +19,9 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Sequence
+from collections import defaultdict
+from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from itertools import product
 
 import aiohttp
@@ -28,8 +31,8 @@ from rich.console import Console
 from bench.arguments import file_to_write
 from bench.failure import BenchFailure
 from bench.overhead import contenders
-from bench.overhead.cells import Bench, Cell
-from bench.overhead.contenders import Contender
+from bench.overhead.cells import Bench, Cell, Sample, result_of
+from bench.overhead.contenders import Contender, Running
 from bench.overhead.place import Cores, Place, most_resident
 from bench.overhead.report import Results, as_json, notes, tables, verdicts
 from deploy.local.progress import Progress
@@ -38,6 +41,10 @@ from proxy.server import allow_many_files
 BODIES = (1_000, 100_000, 1_000_000)
 CLIENTS = (1, 16, 64, 256)
 PACE = 0.005
+_FEW = 16
+"""Clients."""
+_SLICE = 0.25
+"""Seconds."""
 ROUTERS = ("none", "turnback", "redis", "nginx", "vllm-router", "vllm-router-render")
 
 
@@ -64,7 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in [*notes(results, load), *verdicts(results)]:
         console.print(line, highlight=False, soft_wrap=True)
     if given.json is not None:
-        about = {"load": load, "cores": os.cpu_count(), "rounds": given.rounds or 3, "seconds": given.seconds or 1.0}
+        about = {"load": load, "cores": os.cpu_count(), "rounds": given.rounds or 3, "seconds": given.seconds or 1.5}
         given.json.write_text(json.dumps(as_json(results, about), indent=1) + "\n", encoding="utf-8")
     return 1 if results.failed else 0
 
@@ -82,31 +89,69 @@ async def _run(given: argparse.Namespace, chosen: Sequence[Contender], results: 
             bench = Bench(place, http)
             await bench.engines_ready()
             for body, number in product(given.bodies, range(given.rounds or 3)):
-                for contender in chosen:
-                    progress.note(f"{body:,} bytes, round {number + 1}: {contender.name}")
-                    cells = _cells(given, contender, body)
-                    try:
-                        await _turns_of(bench, contender, cells, given.seconds or 1.0, results)
-                    except BenchFailure as failure:
-                        # The others' numbers are as good as they were.
-                        progress.note(f"bench: {contender.name}: {failure}")
-                        results.failed.append(f"{contender.name}, {body:,} bytes: {failure}")
-                    gc.collect()
+                progress.note(f"{body:,} bytes, round {number + 1}")
+                await _Round(bench, body, results, progress).go(given, chosen)
+                gc.collect()
     finally:
         place.close()
 
 
-async def _turns_of(
-    bench: Bench, contender: Contender, cells: Sequence[Cell], seconds: float, results: Results
-) -> None:
-    running = await bench.start(contender)
-    try:
-        for cell in cells:
-            results.cells[contender.name, cell].append(await bench.measure(contender, running, cell, seconds))
-        if running.process is not None:
-            results.memory[contender.name, cells[0].body].append(most_resident(running.process.pid))
-    finally:
-        bench.end(running)
+class _Round:
+    """All contenders, with bodies of one size. One that fails is not measured on; the others' numbers are as good."""
+
+    def __init__(self, bench: Bench, body: int, results: Results, progress: Progress) -> None:
+        self._bench = bench
+        self._body = body
+        self._results = results
+        self._progress = progress
+        self._running: dict[str, Running] = {}
+
+    async def go(self, given: argparse.Namespace, chosen: Sequence[Contender]) -> None:
+        """Start them, measure, and end them."""
+        try:
+            for contender in chosen:
+                await self._unless_it_fails(contender, self._start(contender))
+            together: defaultdict[Cell, list[tuple[Contender, Cell]]] = defaultdict(list)
+            for contender in chosen:
+                for cell in _cells(given, contender, self._body):
+                    together[replace(cell, reuse=False)].append((contender, cell))
+            for first, rivals in together.items():
+                await self._measure(rivals, given.seconds or 1.5, first.clients)
+            for name, running in self._running.items():
+                if running.process is not None:
+                    self._results.memory[name, self._body].append(most_resident(running.process.pid))
+        finally:
+            for running in self._running.values():
+                self._bench.end(running)
+
+    async def _start(self, contender: Contender) -> None:
+        self._running[contender.name] = await self._bench.start(contender)
+
+    async def _measure(self, rivals: Sequence[tuple[Contender, Cell]], seconds: float, clients: int) -> None:
+        # What many clients do takes a while to begin, and is an average over more.
+        slices = max(1, round(seconds / _SLICE)) if clients <= _FEW else 1
+        samples: defaultdict[tuple[str, Cell], list[Sample]] = defaultdict(list)
+
+        async def add(contender: Contender, cell: Cell) -> None:
+            running = self._running[contender.name]
+            sample = await self._bench.measure(contender, running, cell, seconds / slices)
+            samples[contender.name, cell].append(sample)
+
+        for contender, cell in [*rivals] * slices:
+            if contender.name in self._running:
+                await self._unless_it_fails(contender, add(contender, cell))
+        for (name, cell), measured in samples.items():
+            if name in self._running:
+                self._results.cells[name, cell].append(result_of(measured))
+
+    async def _unless_it_fails(self, contender: Contender, work: Coroutine[object, object, None]) -> None:
+        try:
+            await work
+        except BenchFailure as failure:
+            self._progress.note(f"bench: {contender.name}: {failure}")
+            self._results.failed.append(f"{contender.name}, {self._body:,} bytes: {failure}")
+            if (running := self._running.pop(contender.name, None)) is not None:
+                self._bench.end(running)
 
 
 def _cells(given: argparse.Namespace, contender: Contender, body: int) -> list[Cell]:
@@ -162,7 +207,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--turns", nargs="+", choices=("first", "hit"), default=["first", "hit"])
     parser.add_argument("--routers", nargs="+", choices=ROUTERS, default=ROUTERS)
     parser.add_argument("--rounds", type=int, help="3 if not given")
-    parser.add_argument("--seconds", type=float, help="for each measurement; 1 if not given")
+    parser.add_argument("--seconds", type=float, help="for each measurement; 1.5 if not given")
     parser.add_argument("--paced", action="store_true", help="streams with pauses too: what an event costs")
     parser.add_argument("--quick", action="store_true", help="one round, 1 and 16 clients, streams, half a second")
     parser.add_argument("--router-arg", action="append", default=[], help="one for turnback serve, as --router-arg=--X")

@@ -7,7 +7,7 @@ import itertools
 import sys
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Protocol
 
@@ -60,6 +60,15 @@ class Result:
         return asdict(self)
 
 
+@dataclass(frozen=True)
+class Sample:
+    """Turns that were measured in one go."""
+
+    times: Sequence[Times]
+    used: float
+    """What the router used meanwhile."""
+
+
 class Meter(Protocol):
     """What a router uses of something."""
 
@@ -106,7 +115,6 @@ class Bench:
 
     async def start(self, contender: Contender) -> Running:
         """Start ``contender``, and wait until it can serve. Raises ``BenchFailure``."""
-        await self._ask_engines("reset")
         running = contender.start(self._place, self._engines)
         if running.process is None:
             return running
@@ -125,13 +133,15 @@ class Bench:
 
     async def measure(
         self, contender: Contender, running: Running, cell: Cell, seconds: float, meter: Meter | None = None
-    ) -> Result:
+    ) -> Sample:
         """Turns for about ``seconds``. Raises ``BenchFailure`` for any answer that is not as it should be.
 
         ``meter`` tells what the router uses meanwhile: CPU, in seconds, if it is not given.
         """
         if meter is None and running.process is not None:
             meter = CpuMeter(running.process.pid)
+        # They know a request again by its mark, and two routers may make different ones of the same turn.
+        await self._ask_engines("reset")
         await self._ask_engines(f"pace/{cell.pace}")
         lanes = [await self._lane(contender, running) for _ in range(cell.clients)]
         try:
@@ -146,12 +156,12 @@ class Bench:
             if meter is not None:
                 meter.start()
             times = await run(lanes, lambda: next(orders) if time.perf_counter() < deadline else None)
-            return _result([times], 0.0 if meter is None else meter.stop())
+            return Sample([times], 0.0 if meter is None else meter.stop())
         finally:
             for lane in lanes:
                 lane.close()
 
-    async def _second_turns(self, cell: Cell, lanes: list[Lane], seconds: float, meter: Meter | None) -> Result:
+    async def _second_turns(self, cell: Cell, lanes: list[Lane], seconds: float, meter: Meter | None) -> Sample:
         both = asks(cell.body, streams=cell.streams)
         collected: list[Times] = []
         used = 0.0
@@ -163,7 +173,7 @@ class Bench:
                 meter.start()
             collected.append(await run(lanes, _all(second)))
             used += 0.0 if meter is None else meter.stop()
-        return _result(collected, used)
+        return Sample(collected, used)
 
     async def _prove(self, contender: Contender, cell: Cell, lane: Lane) -> None:
         """One turn of each kind that is to come, looked at in full, also from the engines' side."""
@@ -235,7 +245,10 @@ async def _one(lane: Lane, order: Order) -> Answer | None:
     return await got
 
 
-def _result(collected: list[Times], used: float) -> Result:
+def result_of(samples: Sequence[Sample]) -> Result:
+    """All of them taken together."""
+    collected = [times for sample in samples for times in sample.times]
+    used = sum(sample.used for sample in samples)
     turns = sorted(itertools.chain.from_iterable(times.turns for times in collected))
     firsts = sorted(itertools.chain.from_iterable(times.firsts for times in collected))
     return Result(

@@ -22,7 +22,7 @@ import aiohttp
 import uvloop
 
 from bench.failure import BenchFailure
-from bench.overhead.cells import Bench, Cell
+from bench.overhead.cells import Bench, Cell, result_of
 from bench.overhead.contenders import (
     TURNBACK,
     TURNBACK_REDIS,
@@ -95,7 +95,7 @@ async def _run(given: argparse.Namespace) -> None:
                 assert running.process is not None
                 meter = InstructionMeter(running.process.pid, place.folder)
                 cell = Cell(body, mode == "stream", turn == "hit", 1)
-                result = await bench.measure(contender, running, cell, given.seconds, meter)
+                result = result_of([await bench.measure(contender, running, cell, given.seconds, meter)])
                 counted = f"{result.cpu_per_turn / 1e6:8.2f} million instructions a turn ({result.turns} turns)"
                 print(f"{body:>9,} bytes, {mode:6}, {contender.name}, {turn}: {counted}", flush=True)
                 if given.functions:
