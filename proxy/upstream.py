@@ -18,7 +18,7 @@ from proxy.exchange import (
     too_late,
     unsafe,
     whole_answer,
-)  # fmt: skip
+)
 from proxy.http_url import Address
 from proxy.request_head import UnsafeHeader
 from proxy.servers import Forwarding, Server
