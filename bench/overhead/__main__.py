@@ -41,10 +41,8 @@ from proxy.server import allow_many_files
 BODIES = (1_000, 100_000, 1_000_000)
 CLIENTS = (1, 16, 64, 256)
 PACE = 0.005
-_FEW = 16
-"""Clients."""
-_SLICE = 0.25
-"""Seconds."""
+_FEW_CLIENTS = 16
+_SLICE_SECONDS = 0.25
 ROUTERS = ("none", "turnback", "redis", "nginx", "vllm-router", "vllm-router-render")
 
 
@@ -54,6 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if given.quick:
         given.clients, given.rounds, given.seconds = given.clients or [1, 16], given.rounds or 1, given.seconds or 0.5
         given.modes = given.modes or ["stream"]
+    given.rounds, given.seconds = given.rounds or 3, given.seconds or 1.5
     progress = Progress()
     allow_many_files()
     results = Results()
@@ -71,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for line in [*notes(results, load), *verdicts(results)]:
         console.print(line, highlight=False, soft_wrap=True)
     if given.json is not None:
-        about = {"load": load, "cores": os.cpu_count(), "rounds": given.rounds or 3, "seconds": given.seconds or 1.5}
+        about = {"load": load, "cores": os.cpu_count(), "rounds": given.rounds, "seconds": given.seconds}
         given.json.write_text(json.dumps(as_json(results, about), indent=1) + "\n", encoding="utf-8")
     return 1 if results.failed else 0
 
@@ -88,7 +87,7 @@ async def _run(given: argparse.Namespace, chosen: Sequence[Contender], results: 
         async with aiohttp.ClientSession() as http:
             bench = Bench(place, http)
             await bench.engines_ready()
-            for body, number in product(given.bodies, range(given.rounds or 3)):
+            for body, number in product(given.bodies, range(given.rounds)):
                 progress.note(f"{body:,} bytes, round {number + 1}")
                 await _Round(bench, body, results, progress).go(given, chosen)
                 gc.collect()
@@ -116,7 +115,7 @@ class _Round:
                 for cell in _cells(given, contender, self._body):
                     together[replace(cell, reuse=False)].append((contender, cell))
             for first, rivals in together.items():
-                await self._measure(rivals, given.seconds or 1.5, first.clients)
+                await self._measure(rivals, given.seconds, first.clients)
             for name, running in self._running.items():
                 if running.process is not None:
                     self._results.memory[name, self._body].append(most_resident(running.process.pid))
@@ -129,7 +128,7 @@ class _Round:
 
     async def _measure(self, rivals: Sequence[tuple[Contender, Cell]], seconds: float, clients: int) -> None:
         # What many clients do takes a while to begin, and is an average over more.
-        slices = max(1, round(seconds / _SLICE)) if clients <= _FEW else 1
+        slices = max(1, round(seconds / _SLICE_SECONDS)) if clients <= _FEW_CLIENTS else 1
         samples: defaultdict[tuple[str, Cell], list[Sample]] = defaultdict(list)
 
         async def add(contender: Contender, cell: Cell) -> None:

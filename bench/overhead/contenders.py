@@ -76,11 +76,11 @@ def turnback(name: str, arguments: Sequence[str], *, redis: str | None = None, u
         if redis is not None:
             at = free_port()
             command = [redis, "--port", str(at), "--bind", LOOPBACK, "--save", "", "--dir", str(place.folder)]
-            beside = (place.start("redis", command, place.cores.others),)
+            beside = (place.start(f"{name}, its store", command, place.cores.others),)
             # On a core that is full, with many clients, an answer of the store may wait longer than is usual for it.
             store = ["--store", f"redis://{LOOPBACK}:{at}/0", "--store-timeout", "10"]
         command = [*under, sys.executable, "-m", "proxy.cli", "serve", "--port", str(port), *store, *arguments]
-        process = place.start("turnback", [*command, *_roles(engines)], place.cores.router)
+        process = place.start(name, [*command, *_roles(engines)], place.cores.router)
         return Running(port, process, "/ready", beside)
 
     return Contender(name, start, says_reuse=True)
@@ -135,6 +135,7 @@ def vllm_router(binary: str, *, render: bool, under: Sequence[str] = ()) -> Cont
     By round robin it sends the two legs; its default policy, which looks for the workers' caches, asks a worker for
     the prompt's token ids before that.
     """
+    name = VLLM_ROUTER_RENDER if render else VLLM_ROUTER
 
     def start(place: Place, engines: Engines) -> Running:
         port = free_port()
@@ -150,11 +151,11 @@ def vllm_router(binary: str, *, render: bool, under: Sequence[str] = ()) -> Cont
         ]
         command += ["--prefill-policy", "cache_aware" if render else "round_robin", "--decode-policy", "round_robin"]
         command += ["--worker-startup-check-interval", "1", *_roles(engines)]
-        return Running(port, place.start("vllm-router", command, place.cores.router))
+        return Running(port, place.start(name, command, place.cores.router))
 
     if render:
-        return Contender(VLLM_ROUTER_RENDER, start, legs=("prefill: render", "prefill: prefill", "decode: decode"))
-    return Contender(VLLM_ROUTER, start)
+        return Contender(name, start, legs=("prefill: render", "prefill: prefill", "decode: decode"))
+    return Contender(name, start)
 
 
 def example(command: str) -> Contender:
