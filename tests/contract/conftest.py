@@ -46,6 +46,10 @@ class House:
         assert said.message == message_of(truth, path), (said.outcome, said.reason)
         return said
 
+    async def remembers(self, conversation: str) -> bool:
+        """Whether the proxy knows of something retained for it."""
+        return (await self.proxy.client.get(f"/v1/conversations/{conversation}")).status_code == 200
+
     async def settled(self) -> None:
         """Wait until neither engine has anything to do, releases included."""
         for engine in self.engines:

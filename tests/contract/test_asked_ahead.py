@@ -40,17 +40,20 @@ async def second_turn(house: House) -> Json:
     return chat([user(OPENING), answer, user("And then?")])
 
 
-def asking(house: House, body: Json) -> asyncio.Task[httpx.Response]:
-    return asyncio.create_task(house.proxy.post(CHAT, body, x_conversation_id="c"))
+async def asked_ahead(house: House, takes: SlowTakes, body: Json) -> asyncio.Task[httpx.Response]:
+    """A turn for which a worker was asked, and the store has not answered."""
+    before = rendered(house)
+    takes.slow = True
+    turn = asyncio.create_task(house.proxy.post(CHAT, body, x_conversation_id="c"))
+    await eventually(lambda: rendered(house) == before + 1)
+    assert not turn.done()
+    return turn
 
 
 async def test_a_worker_is_asked_before_the_store_has_answered(house: House, takes: SlowTakes) -> None:
     body = await second_turn(house)
     before = rendered(house)
-    takes.slow = True
-    turn = asking(house, body)
-    await eventually(lambda: rendered(house) == before + 1)
-    assert not turn.done()
+    turn = await asked_ahead(house, takes, body)
     takes.go_on()
     assert Said(await turn, CHAT).outcome == "hit"
     assert rendered(house) == before + 1, "once"
@@ -71,15 +74,7 @@ async def test_an_entry_that_is_gone_costs_nothing_but_the_reuse(house: House, r
 
 async def test_a_client_that_leaves_meanwhile_leaves_the_entry(house: House, takes: SlowTakes) -> None:
     body = await second_turn(house)
-    before = rendered(house)
-    takes.slow = True
-    turn = asking(house, body)
-    await eventually(lambda: rendered(house) == before + 1)
-    await takes.outlast(turn)
-    await eventually(lambda: _found(house))
+    await takes.outlast(await asked_ahead(house, takes, body))
+    await eventually(lambda: house.remembers("c"))
     await house.settled()
     assert (await house.say(body)).outcome == "hit"
-
-
-async def _found(house: House) -> bool:
-    return (await house.proxy.client.get("/v1/conversations/c")).status_code == 200

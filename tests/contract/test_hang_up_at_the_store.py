@@ -32,7 +32,7 @@ async def test_the_entry_goes_back_where_nothing_else_would_be_waited_for(house:
     takes.slow = True
     second = completion([*IDS, 1, 2, 3])
     await takes.outlast(asyncio.create_task(house.proxy.post(COMPLETIONS, second, x_conversation_id="c")))
-    await eventually(lambda: _found(house, "c"))
+    await eventually(lambda: house.remembers("c"))
     await house.settled()
     assert len(house.prefill.requests) == before, "nobody was asked anything for a client that had left"
     assert (await house.say(second, path=COMPLETIONS)).outcome == "partial"
@@ -47,15 +47,11 @@ async def test_an_entry_that_was_taken_to_make_room_is_released(make_house: Make
         takes.slow = True
         await takes.outlast(asyncio.create_task(house.proxy.post(CHAT, chat(story(3)), x_conversation_id="c3")))
         await eventually(lambda: any(request.is_release for request in house.prefill.requests))
-        assert not await _found(house, "c1")
-        await eventually(lambda: _found(house, "c3"))
+        assert not await house.remembers("c1")
+        await eventually(lambda: house.remembers("c3"))
         await house.settled()
         assert len(house.decode.retained) == 2, "the second conversation's blocks, and this one's prompt"
 
 
 def story(number: int) -> list[Json]:
     return [user(f"Story number {number}. {OPENING}")]
-
-
-async def _found(house: House, conversation: str) -> bool:
-    return (await house.proxy.client.get(f"/v1/conversations/{conversation}")).status_code == 200

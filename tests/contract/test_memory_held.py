@@ -143,11 +143,7 @@ async def test_a_client_that_leaves_between_prefill_and_decode_finds_its_prompt_
         assert house.prefill.leased, "the prompt is computed and waits for decode"
         asking.cancel()
         await eventually(lambda: any(r.is_decode and r.json["max_tokens"] == 1 for r in house.decode.requests))
-        await eventually(lambda: _found(house, "c3"))
+        await eventually(lambda: house.remembers("c3"))
         said = await house.say(chat(story(3)), "c3")
         assert said.outcome == "partial"
         assert not house.cluster.hazards
-
-
-async def _found(house: House, conversation: str) -> bool:
-    return (await house.proxy.client.get(f"/v1/conversations/{conversation}")).status_code == 200
