@@ -6,10 +6,12 @@ import asyncio
 
 import pytest
 
+from metadata_store import Absent, Record
+from metadata_store.redis import RedisStore
 from tests.contract.answers import OPENING, chat, user
 from tests.contract.fleet import TTL, Fleet, Json, at_request, decodes, fleet, prefills, renders, reuses
 from tests.redis_server import RedisServer
-from tests.running import eventually
+from tests.running import GENEROUS, eventually
 from tests.simulator import SimEngine
 
 each = pytest.mark.parametrize("each", [1, 2])
@@ -62,6 +64,22 @@ async def test_a_conversation_deleted_while_its_turn_runs(each: int) -> None:
 # --- the store
 
 
+@pytest.fixture
+async def taken(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set when a turn has got its entry from Redis: a worker may be asked for the prompt's ids before that."""
+    one = asyncio.Event()
+    take = RedisStore.take
+
+    async def noticed(store: RedisStore, key: str) -> Record | Absent:
+        got = await take(store, key)
+        if isinstance(got, Record):
+            one.set()
+        return got
+
+    monkeypatch.setattr(RedisStore, "take", noticed)
+    return one
+
+
 CRASHED = "the store lost the entry: nobody knows of the blocks any more"
 
 
@@ -80,12 +98,15 @@ async def test_the_store_down_when_a_turn_asks_for_its_entry(each: int, redis_se
 
 @each
 @pytest.mark.parametrize("moment", ["render", "prefill", "decode"])
-async def test_the_store_goes_down_in_the_middle_of_a_turn(each: int, moment: str, redis_server: RedisServer) -> None:
+async def test_the_store_goes_down_in_the_middle_of_a_turn(
+    each: int, moment: str, redis_server: RedisServer, taken: asyncio.Event
+) -> None:
     """The entry was taken; what replaces it cannot be stored, and as that is certain, it is not kept for nobody."""
     async with fleet(each, store=redis_server.url, store_pause=0.0) as house:
         second = await house.begun()
 
         async def stop() -> None:
+            await taken.wait()
             redis_server.stop()
 
         when = {"render": renders, "prefill": prefills, "decode": decodes}[moment]
@@ -108,7 +129,9 @@ async def test_a_store_that_rests_after_a_failure_leaves_nothing_held(each: int,
 
 
 @each
-async def test_the_store_down_when_an_unsent_entry_goes_back(each: int, redis_server: RedisServer) -> None:
+async def test_the_store_down_when_an_unsent_entry_goes_back(
+    each: int, redis_server: RedisServer, taken: asyncio.Event
+) -> None:
     """A client leaves while its prompt is rendered, and the store cannot take the entry back."""
     async with fleet(each, store=redis_server.url, store_pause=0.0) as house:
         second = await house.begun()
@@ -116,6 +139,7 @@ async def test_the_store_down_when_an_unsent_entry_goes_back(each: int, redis_se
             engine.hang_next(when=renders)
         asking = house.asking(second)
         await eventually(lambda: any(renders(r) for engine in house.engines for r in engine.requests))
+        await asyncio.wait_for(taken.wait(), GENEROUS)
         redis_server.stop()
         await house.hung_up(asking)
         for engine in house.engines:
