@@ -12,9 +12,9 @@ import httpx
 import yaml
 
 from deploy.local.failure import LocalFailure
+from deploy.local.ports import free_port
 from deploy.local.process import Process
 from tests.debian_prometheus import programs
-from tests.redis_server import free_port
 from tests.running import GENEROUS, eventually
 
 

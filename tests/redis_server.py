@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import BinaryIO, Protocol
 
+from deploy.local.ports import free_port
 from metadata_store import Store, open_store
 
 GENEROUS = 30.0
@@ -33,7 +34,7 @@ class RedisServer:
     def __init__(self, *options: str, persistent: bool = False) -> None:
         self._binary = _binary()
         # A node of a cluster listens 10,000 above, too.
-        self.port = free_port(55_000)
+        self.port = free_port(beside=[10_000])
         self._folder = tempfile.TemporaryDirectory(prefix="turnback-redis-")
         self._options = options if persistent else ("--save", "", "--appendonly", "no", *options)
         self._first: tuple[str, ...] = ()
@@ -171,17 +172,6 @@ def wait_for(seen: Callable[[], bool], within: float = GENEROUS) -> None:
         if time.monotonic() > end:
             raise TimeoutError(f"not seen within {within:g} s")
         time.sleep(0.01)
-
-
-def free_port(below: int = 65_536) -> int:
-    """A TCP port on loopback that nobody listened on a moment ago."""
-    while True:
-        with socket.socket() as probe:
-            probe.bind(("127.0.0.1", 0))
-            port = probe.getsockname()[1]
-        assert isinstance(port, int)
-        if port < below:
-            return port
 
 
 def _binary() -> str:

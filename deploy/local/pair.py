@@ -35,7 +35,7 @@ class Engine:
         self._layout = layout or Layout.default()
         self.port = options.port or free_port(avoid)
         self.side_channel_port = options.side_channel_port or free_port(
-            (self.port, *avoid), row=options.data_parallel_size
+            (self.port, *avoid), beside=range(1, options.data_parallel_size)
         )
         self.core = _core(options)
         self.log: Path = self._layout.logs / f"{options.role}-{self.port}.log"

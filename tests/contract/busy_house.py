@@ -16,10 +16,11 @@ from typing import Any
 
 import httpx
 
+from deploy.local.ports import free_port
 from deploy.local.process import Process
 from tests.contract.answers import CHAT, DONE, OPENING, TEXT, chat, chunks_of, joined, message_of, user
 from tests.contract.fleet import decodes, prefills, releases, reuses
-from tests.redis_server import RedisServer, free_port
+from tests.redis_server import RedisServer
 from tests.running import GENEROUS, eventually
 from tests.simulator import Cluster, SimEngine
 

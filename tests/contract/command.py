@@ -14,7 +14,7 @@ from typing import Any
 
 import httpx
 
-from tests.redis_server import free_port
+from deploy.local.ports import free_port
 from tests.running import GENEROUS, eventually
 from tests.simulator import Cluster, SimEngine
 

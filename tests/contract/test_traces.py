@@ -10,10 +10,10 @@ from collections.abc import AsyncIterator
 
 import pytest
 
+from deploy.local.ports import free_port
 from tests.collector import Collector, Span
 from tests.contract.answers import CHAT, DONE, OPENING, chat, user
 from tests.contract.conftest import House, MakeHouse
-from tests.redis_server import free_port
 from tests.running import eventually
 from tests.simulator import Recorded
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from aiohttp import web
 
+from deploy.local.ports import free_port
+
 from .answers import full_answer
 from .core import Core
 from .faults import Fault, Faults, Point, Predicate
@@ -56,7 +58,8 @@ class SimEngine:
         self.idle = asyncio.Event()
         self.idle.set()
         self._side_channel = next(_side_channels)
-        self._port = 0
+        # One of the system's choice could be given to somebody else while this is stopped or partitioned.
+        self._port = free_port()
         self._runner: web.AppRunner | None = None
         self.core = self._new_core()
         cluster.engines.append(self)
@@ -124,7 +127,6 @@ class SimEngine:
         )
         await self._runner.setup()
         await web.TCPSite(self._runner, "127.0.0.1", self._port, reuse_address=True).start()
-        self._port = self._runner.addresses[0][1]
 
     async def _unlisten(self) -> None:
         runner, self._runner = self._runner, None

@@ -17,9 +17,10 @@ from typing import Any
 
 import aiohttp
 
+from deploy.local.ports import free_port
 from metadata_store import open_store
 from tests.contract.fleet import TTL
-from tests.redis_server import RedisServer, free_port
+from tests.redis_server import RedisServer
 from tests.running import GENEROUS, eventually
 from tests.simulator import Cluster, SimEngine
 

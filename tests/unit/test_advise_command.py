@@ -14,8 +14,8 @@ import pytest
 
 from bench.advise.command import main
 from bench.result import save
+from deploy.local.ports import free_port
 from proxy.cli import main as turnback
-from tests.redis_server import free_port
 from tests.unit.advise_cases import result, seconds_of, turn
 from tests.unit.test_advise_metrics import router, set_to
 

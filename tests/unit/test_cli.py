@@ -17,7 +17,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.redis_server import GENEROUS, free_port
+from deploy.local.ports import free_port
+from tests.redis_server import GENEROUS
 
 WORKERS = ["--prefill", "http://127.0.0.1:1", "--decode", "http://127.0.0.1:2"]
 

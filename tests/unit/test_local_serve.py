@@ -2,6 +2,7 @@
 
 import io
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -22,7 +23,19 @@ def test_a_free_port_can_be_bound_and_is_none_of_those_taken() -> None:
     port = free_port()
     assert port in RANGE
     assert is_free(port)
-    assert free_port(taken=[p for p in RANGE if p != port]) == port
+    left = next(p for p in reversed(RANGE) if p != port and is_free(p))
+    assert free_port(taken=[p for p in RANGE if p != left]) == left
+
+
+def test_a_port_given_out_is_given_to_nobody_else_while_this_process_lives() -> None:
+    """Two suites at once had one's client talk to the other's router: both had been told of the same free port."""
+    first = free_port(beside=[1, 100])
+    ours = {first, first + 1, first + 100}
+    with pytest.raises(OSError, match="no free port"):
+        free_port(set(RANGE) - ours)
+    elsewhere = f"from deploy.local.ports import RANGE, free_port; free_port(set(RANGE) - {ours})"
+    done = subprocess.run([sys.executable, "-c", elsewhere], capture_output=True, text=True, check=False)
+    assert "no free port" in done.stderr, done.stderr
 
 
 def test_a_port_that_is_listened_on_is_not_free() -> None:

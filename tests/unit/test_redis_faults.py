@@ -11,11 +11,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 import pytest
 from redis.asyncio import Redis
 
+from deploy.local.ports import free_port
 from metadata_store import Absent, NotAsked, Store, StoreError, open_store
 from metadata_store.keys import conversation_key, derive_secret
 from metadata_store.record import Holding, encode
 from metadata_store.redis import RedisStore
-from tests.redis_server import RedisServer, free_port, opened
+from tests.redis_server import RedisServer, opened
 from tests.running import eventually
 from tests.unit.records import record
 

@@ -11,6 +11,7 @@ import pytest
 from redis.asyncio import Redis, RedisCluster
 from redis.asyncio.sentinel import SentinelConnectionPool
 
+from deploy.local.ports import free_port
 from metadata_store import Absent, Holding, LastTurn, Put, Record, Store, StoreError, open_store
 from metadata_store.redis import RedisStore
 from tests.redis_server import (
@@ -20,7 +21,6 @@ from tests.redis_server import (
     Start,
     follow,
     form_cluster,
-    free_port,
     opened,
     wait_for,
 )
