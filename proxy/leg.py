@@ -1,5 +1,7 @@
 """One leg, while it runs: it counts as running, and its worker's breaker is told what becomes of it."""
 
+from typing import Self
+
 import structlog
 from prometheus_client import Gauge
 
@@ -10,10 +12,13 @@ from router.workers import Worker
 log = structlog.get_logger()
 
 
-class Leg:
-    """Runs on its worker from when it is entered, once, until it is left."""
+class Errand:
+    """Something small for a turn, or a turn to come: counts as running on its worker from when it is entered, once.
 
-    __slots__ = ("_clock", "_running", "_tokens", "_trial", "_worker")
+    That it succeeds does not say that the worker serves turns: one that fails them all may yet give back blocks.
+    """
+
+    __slots__ = ("_clock", "_running", "_tokens", "_worker")
 
     def __init__(self, worker: Worker, tokens: int, running: Gauge, clock: Clock) -> None:
         """``tokens`` for the worker to compute or hold, 0 if unknown; ``running`` shows how many legs run there."""
@@ -21,14 +26,12 @@ class Leg:
         self._tokens = tokens
         self._running = running
         self._clock = clock
-        self._trial = False
 
-    def __enter__(self) -> "Leg":
+    def __enter__(self) -> Self:
         worker = self._worker
         worker.in_flight += 1
         worker.in_flight_tokens += self._tokens
         self._running.set(worker.in_flight)
-        self._trial = worker.breaker.begin(self._clock())
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -36,15 +39,6 @@ class Leg:
         worker.in_flight -= 1
         worker.in_flight_tokens -= self._tokens
         self._running.set(worker.in_flight)
-        if self._trial:
-            worker.breaker.trial_over()
-
-    def ended(self, result: object) -> None:
-        """The worker answered, be it with a 4xx of its own, or, where ``result`` is a ``Failed``, did not."""
-        if isinstance(result, Failed):
-            self.failed()
-        else:
-            self._worker.breaker.succeeded()
 
     def failed(self) -> None:
         """The worker did not answer, or not to the end, or with a 5xx."""
@@ -52,6 +46,28 @@ class Leg:
         self._worker.breaker.failed(self._clock())
         if was_closed and not self._worker.breaker.closed:
             log.warning("worker keeps failing turns: none are sent to it for a while", worker=self._worker.name)
+
+
+class Leg(Errand):
+    """A turn's leg: the trial too, if its worker's breaker waits for one."""
+
+    __slots__ = ("_trial",)
+
+    def __enter__(self) -> Self:
+        self._trial = self._worker.breaker.begin(self._clock())
+        return super().__enter__()
+
+    def __exit__(self, *_: object) -> None:
+        super().__exit__()
+        if self._trial:
+            self._worker.breaker.trial_over()
+
+    def ended(self, result: object) -> None:
+        """The worker answered, be it with a 4xx of its own, or, where ``result`` is a ``Failed``, did not."""
+        if isinstance(result, Failed):
+            self.failed()
+        else:
+            self._worker.breaker.succeeded()
 
 
 class Reading:

@@ -9,7 +9,7 @@ from random import Random
 import structlog
 
 from proxy.call import Clock
-from proxy.leg import Leg, Reading
+from proxy.leg import Errand, Leg, Reading
 from proxy.settings import Settings
 from proxy.telemetry import Metrics
 from proxy.upstream import Upstream
@@ -201,8 +201,12 @@ class Pool:
     # --- what legs tell of them
 
     def leg(self, worker: Worker, tokens: int) -> Leg:
-        """Counts a leg as running on ``worker``, with ``tokens`` for it to compute or hold (0 if unknown)."""
+        """A turn's leg on ``worker``, with ``tokens`` for it to compute or hold (0 if unknown)."""
         return Leg(worker, tokens, self._metrics.in_flight_on(worker.role, worker.name), self._clock)
+
+    def errand(self, worker: Worker, tokens: int = 0) -> Errand:
+        """What runs on ``worker``, or soon will, and does not say whether it serves turns."""
+        return Errand(worker, tokens, self._metrics.in_flight_on(worker.role, worker.name), self._clock)
 
     def reading(self, role: Role, name: str) -> Reading:
         """Counts a leg elsewhere that reads what the worker ``name`` holds, if that is in the pool."""

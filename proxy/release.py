@@ -101,15 +101,15 @@ class Releaser:
         answer: Answer | Refused | Failed = Failed("not tried", sent=False)
         for _ in range(_TRIES):
             prefill = self._pool.aide(Role.PREFILL, tried=tried)
-            with self._pool.leg(prefill, 0) as leg:
+            with self._pool.errand(prefill) as errand:
                 answer = await self._upstream.post(
                     prefill, "/v1/completions", body, _TIMEOUT, request_id=f"release-{unique_id()}"
                 )
-                if not isinstance(answer, Failed) or answer.status is None:
+                if not isinstance(answer, Failed):
+                    break
+                if answer.status is None:
                     # One that is answered with 5xx could not reach decode: that is not this worker's fault.
-                    leg.ended(answer)
-            if not isinstance(answer, Failed):
-                break
+                    errand.failed()
             tried = (*tried, prefill.name)
         return answer
 

@@ -348,6 +348,24 @@ async def test_breaker_opens_on_failures_lets_one_trial_through_and_closes(make_
         await fleet.at_rest()
 
 
+@pytest.mark.parametrize(("failures", "seconds"), [(3, 60.0), (1, 1e-3)], ids=["in a row", "half open"])
+async def test_a_worker_that_answers_releases_and_fails_turns_is_taken_out(
+    make_fleet: MakeFleet, failures: int, seconds: float
+) -> None:
+    async with make_fleet(decode=1, prefill=1, breaker_failures=failures, breaker_seconds=seconds) as fleet:
+        sick = fleet.prefill[0]
+        for number in range(failures):
+            await fleet.say(chat([user(OPENING)]), f"earlier{number}")
+        sick.fail_next(status=500, times=1000, when=prefills)
+        for number in range(failures):
+            await fleet.say(chat([user(OPENING)]), "now")
+            query = {"model": "sim-model"}
+            await fleet.proxy.client.delete(f"/v1/conversations/earlier{number}", params=query)
+            await fleet.released(number + 1)
+        assert (await fleet.state(sick))["breaker"] == "open"
+        await fleet.at_rest()
+
+
 async def test_a_workers_own_4xx_is_no_failure_of_it(make_fleet: MakeFleet) -> None:
     async with make_fleet(decode=1, prefill=1, breaker_failures=1) as fleet:
         for _ in range(3):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from proxy.leg import Leg, Reading
+from proxy.leg import Errand, Leg, Reading
 from proxy.telemetry import Metrics
 from proxy.upstream import Failed
 from router.breaker import Breaker
@@ -19,6 +19,10 @@ def shown(metrics: Metrics) -> float | None:
 
 def leg(worker: Worker, metrics: Metrics, tokens: int = 0, now: float = 0.0) -> Leg:
     return Leg(worker, tokens, metrics.in_flight_on(worker.role, worker.name), lambda: now)
+
+
+def errand(worker: Worker, metrics: Metrics, now: float = 0.0) -> Errand:
+    return Errand(worker, 7, metrics.in_flight_on(worker.role, worker.name), lambda: now)
 
 
 def test_legs_are_counted_while_they_run_and_not_after_a_failure() -> None:
@@ -42,6 +46,18 @@ def test_a_trial_that_tells_nothing_makes_room_for_another() -> None:
     with leg(worker, metrics, now=10.0) as trial:
         trial.ended("an answer")
     assert worker.breaker.closed
+
+
+def test_an_errand_is_counted_and_is_no_trial() -> None:
+    worker, metrics = Worker(URL, Role.DECODE, breaker=Breaker(failures=1, seconds=10.0)), Metrics()
+    with errand(worker, metrics) as failing:
+        assert (worker.in_flight, worker.in_flight_tokens, shown(metrics)) == (1, 7, 1)
+        failing.failed()
+    with errand(worker, metrics, now=10.0):
+        assert worker.breaker.allows(10.0)
+    assert worker.breaker.allows(10.0)
+    assert not worker.breaker.closed
+    assert (worker.in_flight, worker.in_flight_tokens, shown(metrics)) == (0, 0, 0)
 
 
 def test_a_worker_that_was_removed_and_added_again_is_shown_again() -> None:
