@@ -15,6 +15,7 @@ from typing import Any
 import httpx
 
 from deploy.local.ports import free_port
+from tests.processes import children, command_line
 from tests.running import GENEROUS, eventually
 from tests.simulator import Cluster, SimEngine
 
@@ -83,24 +84,7 @@ async def ready(command: Command) -> tuple[int, Any]:
         return response.status_code, response.json()
 
 
-def children(pid: int) -> set[int]:
-    with open(f"/proc/{pid}/task/{pid}/children") as file:
-        return {int(child) for child in file.read().split()}
-
-
 def serving_children(command: Command) -> set[int]:
     """Without the process by which Python's multiprocessing cleans up."""
-    found = set()
-    for pid in children(command.process.pid):
-        with contextlib.suppress(FileNotFoundError), open(f"/proc/{pid}/cmdline") as file:
-            if "resource_tracker" not in file.read():
-                found.add(pid)
-    return found
-
-
-def alive(pid: int) -> bool:
-    try:
-        with open(f"/proc/{pid}/stat") as file:
-            return file.read().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
+    lines = {pid: command_line(pid) for pid in children(command.process.pid)}
+    return {pid for pid, line in lines.items() if line and "resource_tracker" not in line}

@@ -12,7 +12,8 @@ import pytest
 
 from tests.contract.answers import CHAT, DONE, OPENING, chat, joined, message_of, user
 from tests.contract.answers import chunks_of as chunks
-from tests.contract.command import Command, alive, children, is_ready, ready, serving, serving_children
+from tests.contract.command import Command, is_ready, ready, serving, serving_children
+from tests.processes import alive, children
 from tests.redis_server import RedisServer
 from tests.running import GENEROUS, eventually
 

@@ -12,6 +12,7 @@ import pytest
 
 from deploy.local.failure import LocalFailure
 from deploy.local.process import Process
+from tests.processes import alive
 
 PROJECT = Path(__file__).parents[2]
 # A command with a child in its own session, as an engine's workers may be. Both pids are written to a file.
@@ -31,13 +32,6 @@ def eventually(condition: Callable[[], bool], seconds: float = 10.0) -> bool:
             return False
         time.sleep(0.02)
     return True
-
-
-def alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def pids_in(file: Path) -> list[int]:
