@@ -1,4 +1,4 @@
-"""One leg, while it runs: it counts as running, and its worker's breaker is told what becomes of it."""
+"""What runs on a worker, while it does: it counts as running, and the worker's breaker is told what becomes of it."""
 
 from typing import Self
 
@@ -6,14 +6,14 @@ import structlog
 from prometheus_client import Gauge
 
 from proxy.call import Clock
-from proxy.upstream import Failed
+from proxy.upstream import Failed, Refused
 from router.workers import Worker
 
 log = structlog.get_logger()
 
 
 class Errand:
-    """Something small for a turn, or a turn to come: counts as running on its worker from when it is entered, once.
+    """What is no turn's leg, and counts as running on its worker all the same: from when it is entered, once.
 
     That it succeeds does not say that the worker serves turns: one that fails them all may yet give back blocks.
     """
@@ -63,10 +63,13 @@ class Leg(Errand):
             self._worker.breaker.trial_over()
 
     def ended(self, result: object) -> None:
-        """The worker answered, be it with a 4xx of its own, or, where ``result`` is a ``Failed``, did not."""
+        """The worker served it, or, where ``result`` is a ``Failed``, did not.
+
+        A ``Refused`` tells nothing: that is done before there is anything to do, also where all turns fail.
+        """
         if isinstance(result, Failed):
             self.failed()
-        else:
+        elif not isinstance(result, Refused):
             self._worker.breaker.succeeded()
 
 

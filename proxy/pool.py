@@ -204,9 +204,9 @@ class Pool:
         """A turn's leg on ``worker``, with ``tokens`` for it to compute or hold (0 if unknown)."""
         return Leg(worker, tokens, self._metrics.in_flight_on(worker.role, worker.name), self._clock)
 
-    def errand(self, worker: Worker, tokens: int = 0) -> Errand:
-        """What runs on ``worker``, or soon will, and does not say whether it serves turns."""
-        return Errand(worker, tokens, self._metrics.in_flight_on(worker.role, worker.name), self._clock)
+    def errand(self, worker: Worker) -> Errand:
+        """What runs on ``worker`` and does not say whether it serves turns."""
+        return Errand(worker, 0, self._metrics.in_flight_on(worker.role, worker.name), self._clock)
 
     def reading(self, role: Role, name: str) -> Reading:
         """Counts a leg elsewhere that reads what the worker ``name`` holds, if that is in the pool."""

@@ -141,7 +141,7 @@ class Turns:
         try:
             if not self._room.is_ample(worker, tokens, call.request.max_tokens):
                 # Counted from now on, so that turns which are chosen a worker meanwhile see each other.
-                with self._pool.errand(worker, tokens or 0):
+                with self._pool.leg(worker, tokens or 0):
                     await self._room.make(worker, tokens, call.request.max_tokens)
             # What came together with prefill's answer.
             await call.interruption.checkpoint()

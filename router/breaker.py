@@ -36,7 +36,7 @@ class Breaker:
         self._trying = False
 
     def succeeded(self) -> None:
-        """The worker answered a leg, be it with a 4xx of its own."""
+        """The worker served a leg."""
         self._failures = 0
         self._opened_until = None
 

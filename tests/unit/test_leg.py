@@ -6,7 +6,7 @@ import pytest
 
 from proxy.leg import Errand, Leg, Reading
 from proxy.telemetry import Metrics
-from proxy.upstream import Failed
+from proxy.upstream import Failed, Refused
 from router.breaker import Breaker
 from router.workers import Role, Worker
 
@@ -46,6 +46,19 @@ def test_a_trial_that_tells_nothing_makes_room_for_another() -> None:
     with leg(worker, metrics, now=10.0) as trial:
         trial.ended("an answer")
     assert worker.breaker.closed
+
+
+def test_a_4xx_in_between_does_not_hide_that_a_worker_fails_what_it_accepts() -> None:
+    worker, metrics = Worker(URL, Role.DECODE, breaker=Breaker(failures=2, seconds=10.0)), Metrics()
+    refused = Refused(400, "application/json", b"{}")
+    for result in (Failed("gone"), refused, Failed("gone")):
+        with leg(worker, metrics) as ended:
+            ended.ended(result)
+    assert not worker.breaker.closed
+    with leg(worker, metrics, now=10.0) as trial:
+        trial.ended(refused)
+    assert not worker.breaker.closed
+    assert worker.breaker.allows(10.0), "another may try"
 
 
 def test_an_errand_is_counted_and_is_no_trial() -> None:
