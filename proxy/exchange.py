@@ -27,7 +27,7 @@ class Answer(msgspec.Struct, frozen=True):
 
 
 class Refused(msgspec.Struct, frozen=True):
-    """The worker's own 4xx: it is well, the request is not."""
+    """The worker's own 4xx: the request is at fault, as far as it was looked at."""
 
     status: int
     content_type: str
