@@ -102,8 +102,7 @@ class Bench:
         """Starts the engines."""
         self._place = place
         self._http = http
-        prefill = free_port()
-        self._engines = Engines(prefill, free_port({prefill}))
+        self._engines = Engines(free_port(), free_port())
         ports = (str(self._engines.prefill), str(self._engines.decode))
         command = [sys.executable, "-m", "bench.overhead.engine", *ports]
         self._engines_process = place.start("engines", command, place.cores.others)

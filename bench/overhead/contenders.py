@@ -146,7 +146,7 @@ def vllm_router(binary: str, *, render: bool, under: Sequence[str] = ()) -> Cont
             "--port",
             str(port),
             "--prometheus-port",
-            str(free_port({port})),
+            str(free_port()),
             "--vllm-pd-disaggregation",
         ]
         command += ["--prefill-policy", "cache_aware" if render else "round_robin", "--decode-policy", "round_robin"]

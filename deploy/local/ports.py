@@ -14,7 +14,7 @@ LOOPBACK = "127.0.0.1"
 RANGE = range(20_000, 32_000)
 _KEPT = 200
 
-_reservations: deque[tuple[socket.socket, ...]] = deque()
+_reservations: deque[contextlib.ExitStack] = deque()
 _next = random.randrange(len(RANGE))
 
 
@@ -37,23 +37,20 @@ def free_port(taken: Collection[int] = (), beside: Collection[int] = ()) -> int:
 
 def _reserve(ports: list[int]) -> bool:
     """Whether nobody uses these or had them reserved; now they are."""
-    with contextlib.ExitStack() as undone:
-        held = []
+    with contextlib.ExitStack() as reserved:
         for port in ports:
             # UDP has numbers of its own. Bound there, one tells other processes of it, is in nobody's way,
             # and is given back however the process ends.
-            held.append(undone.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)))
+            mark = reserved.enter_context(socket.socket(socket.AF_INET, socket.SOCK_DGRAM))
             try:
-                held[-1].bind((LOOPBACK, port))
+                mark.bind((LOOPBACK, port))
             except OSError:
                 return False
             if not is_free(port):
                 return False
-        undone.pop_all()
-    _reservations.append(tuple(held))
+        _reservations.append(reserved.pop_all())
     if len(_reservations) > _KEPT:
-        for oldest in _reservations.popleft():
-            oldest.close()
+        _reservations.popleft().close()
     return True
 
 
